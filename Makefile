@@ -1,0 +1,55 @@
+# `make demo` and `make test` need Python, pip and make; everything else is installed here.
+PYTHON ?= python3
+PORT ?= 8080
+HOST ?= 127.0.0.1
+ifeq ($(shell uname -s),Darwin)
+EXTRA ?=
+else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
+EXTRA ?= cuda13
+else
+EXTRA ?= cpu
+endif
+comma := ,
+RUN_EXTRAS := $(if $(EXTRA),[$(EXTRA)])
+DEV_EXTRAS := [$(if $(EXTRA),$(EXTRA)$(comma))dev]
+UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
+BIN := .venv/bin
+
+.PHONY: demo test check lint fast install dev clean
+
+demo: install
+	$(BIN)/mlxhost up --models demo --host $(HOST) --port $(PORT)
+
+test: dev
+	$(BIN)/python -m pytest
+
+check: dev lint fast
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fast: dev
+	$(BIN)/python -m pytest -m "not slow and not demo"
+
+install: .venv/.installed
+
+dev: .venv/.dev
+
+.uv/bin/uv:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target .uv uv
+
+.venv/bin/python: | $(UV)
+	$(UV) venv --quiet --python $(PYTHON) .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(UV) pip install --quiet --python .venv/bin/python -c constraints.txt -e ".$(RUN_EXTRAS)"
+	@touch $@
+
+.venv/.dev: .venv/.installed
+	$(UV) pip install --quiet --python .venv/bin/python -c constraints.txt -e ".$(DEV_EXTRAS)"
+	@touch $@
+
+clean:
+	rm -rf .venv .uv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

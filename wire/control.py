@@ -1,0 +1,249 @@
+"""Control-plane messages: everyone <-> supervisor. Map-encoded, so that fields may be added anywhere.
+
+A worker's life: HELLO -> INIT -> PROGRESS* -> READY -> START, then HEARTBEAT each second, LEASE and CTL
+from the supervisor, REPLY back, DEAD before a fatal exit where possible. A frontend does the same without
+PROGRESS, and says FRONTEND_READY. FLEET goes to both whenever it changes. A `ctl` client sends CTL without a
+HELLO (the socket is 0600) and gets REPLY (and NEWS with progress for long calls).
+"""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from mlxhost.wire.data import Load
+
+
+class Lease(Struct, tag="lease", frozen=True):
+    """What a worker may use. 0 means no limit was set."""
+
+    cpu_threads: int = 0
+    memory_bytes: int = 0  # all of MLX's memory
+    cache_bytes: int = 0  # MLX's cache of freed buffers
+    kv_bytes: int = 0  # KV cache of running rows
+
+
+class Hello(Struct, tag="hello"):
+    """First message of a worker or frontend. `endpoint` is a frontend's data ROUTER."""
+
+    protocol: tuple[int, int]  # major, minor
+    schema: str  # wire.version.SCHEMA
+    role: str  # worker, frontend
+    slot: str
+    epoch: int
+    pid: int
+    token: str
+    build: str = ""
+    model: str = ""
+    rank: int = 0
+    ranks: int = 1
+    endpoint: str = ""
+
+
+class Refused(Struct, tag="refused"):
+    """The answer to a HELLO that is not let in; the process should print `message` and exit."""
+
+    code: str  # protocol, schema, token, slot
+    message: str
+
+
+class WorkerConfig(Struct, frozen=True):
+    """What to load and how, for one worker."""
+
+    model: str  # name in the fleet
+    path: str  # model directory or GGUF file
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    context: int = 0  # 0: what the model and the memory allow
+    max_rows: int = 0  # rows decoded together; 0: the backend's default
+    max_queued: int = 256
+    max_gap_ms: float = 250.0  # largest gap wanted between two tokens of a running stream
+    cache_dir: str = ""  # where converted models are kept
+
+
+class FrontendConfig(Struct, frozen=True):
+    """How one frontend serves. `listen_fd` is an inherited, listening TCP socket."""
+
+    listen_fd: int
+    url: str
+    routing: str = "least-in-flight"
+    max_body_bytes: int = 32 * 1024 * 1024
+
+
+class Init(Struct, tag="init"):
+    """The answer to HELLO: what this process is to do."""
+
+    heartbeat_s: float = 1.0
+    worker: WorkerConfig | None = None
+    frontend: FrontendConfig | None = None
+    lease: Lease = Lease()
+
+
+class Progress(Struct, tag="progress"):
+    """Where loading stands. phase: converting, loading, warming up; done/total in bytes (0: unknown)."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class CardFile(Struct, frozen=True):
+    """A file a frontend needs to serve a model, by content."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+class ModelCard(Struct, frozen=True):
+    """All a frontend needs to know of a model: which files (tokenizer.json, tokenizer_config.json,
+    chat_template.jinja, generation_config.json, config.json) and where they may be read on this host."""
+
+    directory: str
+    files: list[CardFile]
+    architecture: str
+    vocab_size: int
+    eos_ids: list[int]
+
+    @property
+    def key(self) -> str:
+        """Equal keys mean the same tokenizer, template and defaults."""
+        return "-".join(f.sha256[:16] for f in self.files)
+
+
+class Ready(Struct, tag="ready"):
+    """The worker can serve. Measured figures replace what the supervisor estimated."""
+
+    max_model_len: int
+    kv_capacity_tokens: int
+    kv_bytes_per_token: int
+    block_tokens: int
+    dtype: str
+    weights_bytes: int
+    resident_bytes: int  # kernel's per-process truth (PSS on Linux, phys_footprint on macOS)
+    device_working_set: int  # bytes; 0 where the device does not say
+    max_rows: int
+    max_queued: int
+    operations: list[str]
+    tasks: list[str]
+    card: ModelCard
+    backend: str = ""  # e.g. "cpu (scipy-openblas 0.3.30)", "metal", "cuda"
+    notes: list[str] = []  # hints for the operator, e.g. that no fast BLAS was found
+
+
+class FrontendReady(Struct, tag="frontend_ready"):
+    """The frontend accepts HTTP connections."""
+
+    url: str
+
+
+class Start(Struct, tag="start"):
+    """The answer to READY: go."""
+
+
+class Heartbeat(Struct, tag="heartbeat"):
+    """Sent each interval, and at once when `busy` changes. `load.tick` advances with every engine step."""
+
+    busy: bool
+    load: Load
+    resident_bytes: int = 0
+    in_flight: int = 0  # rows of every frontend that have no terminal message yet
+
+
+class Dead(Struct, tag="dead"):
+    """Last words. `code`: bad_model, unsupported_architecture, unsupported_quantisation, out_of_memory,
+    engine."""
+
+    code: str
+    message: str
+
+
+class FleetFrontend(Struct, frozen=True):
+    slot: str
+    epoch: int
+    endpoint: str
+
+
+class FleetReplica(Struct, frozen=True):
+    """state: starting, loading, ready, draining, drained, unloaded, backoff, failed."""
+
+    slot: str
+    index: int
+    epoch: int
+    state: str
+    max_model_len: int = 0
+    kv_capacity_tokens: int = 0
+    max_rows: int = 0
+    max_queued: int = 0
+    tasks: list[str] = []
+
+
+class FleetModel(Struct, frozen=True):
+    """One served model. `aliases` are the other names it answers to; `reason` says why it cannot serve."""
+
+    name: str
+    aliases: list[str]
+    replicas: list[FleetReplica]
+    routing: str
+    card: ModelCard | None = None
+    reason: str = ""
+    created: int = 0  # unix time
+
+
+class Fleet(Struct, tag="fleet"):
+    """The whole fleet, sent whenever it changes. `accepting` is false once shutdown has begun."""
+
+    version: int
+    frontends: list[FleetFrontend]
+    models: list[FleetModel]
+    accepting: bool = True
+
+
+class Ctl(Struct, tag="ctl"):
+    """Call an operation. `deadline_s` counts from receipt; `target` is a model name or empty for all."""
+
+    call_id: str
+    op: str
+    target: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    deadline_s: float = 10.0
+
+
+class Reply(Struct, tag="reply"):
+    """The one answer to a CTL. code: ok, or an error name (unsupported, not_found, timeout, lost,
+    failed, invalid)."""
+
+    call_id: str
+    code: str = "ok"
+    message: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+class News(Struct, tag="news"):
+    """Progress of a long CTL, before its REPLY."""
+
+    call_id: str
+    message: str
+
+
+class Stop(Struct, tag="stop"):
+    """Finish what runs, then exit. Frontends answer new requests with 503 from here on."""
+
+    deadline_s: float = 30.0
+
+
+MESSAGES: tuple[type[Struct], ...] = (
+    Hello,
+    Refused,
+    Init,
+    Progress,
+    Ready,
+    FrontendReady,
+    Start,
+    Heartbeat,
+    Dead,
+    Lease,
+    Fleet,
+    Ctl,
+    Reply,
+    News,
+    Stop,
+)

@@ -1,0 +1,82 @@
+"""Sockets with the options that every mlxhost socket needs, and where ipc sockets live.
+
+ROUTER_MANDATORY is on (an unknown peer is otherwise dropped in silence), LINGER and MAXMSGSIZE are bounded.
+"""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+HIGH_WATER_MARK = 10_000
+# sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included.
+MAX_IPC_PATH = 103
+
+ContextT = TypeVar("ContextT", bound="zmq.Context[Any]")
+
+
+def identity(slot: str, epoch: int) -> bytes:
+    """The socket identity of one spawn of a slot: an orphan can never answer for its successor."""
+    return f"{slot}:{epoch}".encode()
+
+
+def parse_identity(raw: bytes) -> tuple[str, int] | None:
+    """(slot, epoch), or None when `raw` is not such an identity (a ctl client's, for example)."""
+    slot, sep, epoch = raw.decode("utf-8", "replace").rpartition(":")
+    return (slot, int(epoch)) if sep and epoch.isascii() and epoch.isdigit() else None
+
+
+def ipc_endpoint(directory: Path, name: str) -> str:
+    """`ipc://` address for `name` in `directory`; the file name is a hash, so any slot name fits.
+
+    Raises ValueError when the directory itself is too long for a socket path.
+    """
+    path = directory / hashlib.sha256(name.encode()).hexdigest()[:12]
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise ValueError(f"runtime directory {directory} is too long for a socket path")
+    return f"ipc://{path}"
+
+
+def new_context(kind: type[ContextT], *, io_threads: int = 1) -> ContextT:
+    """A context that allows more sockets than the default 1,023."""
+    context = kind(io_threads)
+    context.set(zmq.MAX_SOCKETS, min(16_384, int(context.get(zmq.SOCKET_LIMIT))))
+    return context
+
+
+def configure(socket: "zmq.Socket[Any]") -> None:
+    """The options common to every socket; call before bind or connect."""
+    socket.setsockopt(zmq.LINGER, 1_000)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    if socket.type == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+
+
+def bind_ipc(socket: "zmq.Socket[Any]", endpoint: str) -> None:
+    """Bind with the socket file 0600 from the first moment."""
+    previous = os.umask(0o177)
+    try:
+        socket.bind(endpoint)
+        # zmq binds in this thread for ipc; the file exists once bind returns.
+        os.chmod(endpoint.removeprefix("ipc://"), 0o600)
+    finally:
+        os.umask(previous)
+
+
+def process_dies_with_parent() -> None:
+    """On Linux, ask the kernel to kill this process when the thread that spawned it ends.
+
+    The inherited pipe (see wire.boot) is the portable half of the same promise.
+    """
+    if sys.platform == "linux":
+        import ctypes
+        import signal
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
