@@ -1,0 +1,23 @@
+"""What can go wrong in a worker, as types."""
+
+
+class WorkerError(Exception):
+    """Base of every worker error."""
+
+
+class ModelError(WorkerError):
+    """The model cannot be served. `code` travels in DEAD: bad_model, unsupported_architecture,
+    unsupported_quantisation."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RowError(WorkerError):
+    """One request cannot run. `code` is a wire REJECT_* name."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
