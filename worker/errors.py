@@ -21,3 +21,7 @@ class RowError(WorkerError):
         super().__init__(message)
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+class EngineFailure(WorkerError):
+    """The engine cannot go on; the process should end and be started anew."""

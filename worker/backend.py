@@ -1,0 +1,79 @@
+"""What differs between MLX's backends, in one place: CPU (Linux), CUDA and Metal.
+
+The Metal branch is written from MLX's documentation and is untested: no Mac was at hand.
+"""
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxhost.worker.blas import HINT, Blas, use_fast_blas
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Facts of the device that MLX computes on."""
+
+    kind: str  # cpu, cuda, metal
+    label: str  # for people
+    dtype: str  # the fast one
+    max_rows: int  # rows worth decoding together
+    working_set: int  # bytes; 0 where the device does not say
+    blas: Blas | None
+    notes: tuple[str, ...] = ()
+
+    def set_cpu_threads(self, threads: int) -> None:
+        """Honour a CPU lease; GPUs need none."""
+        if self.blas is not None and threads > 0:
+            self.blas.set_threads(threads)
+
+
+def detect() -> Backend:
+    """The backend of this process; on Linux CPU it also puts the fast BLAS in place."""
+    if mx.metal.is_available():
+        info = mx.device_info()
+        working_set = int(info.get("max_recommended_working_set_size", 0))
+        return Backend("metal", f"metal ({info.get('device_name', '?')})", "bfloat16", 64, working_set, None)
+    if mx.cuda.is_available():
+        info = mx.device_info()
+        working_set = int(info.get("total_memory", info.get("memory_size", 0)))
+        return Backend("cuda", f"cuda ({info.get('device_name', '?')})", "bfloat16", 64, working_set, None)
+    blas = use_fast_blas()
+    if blas is None or not blas.patched:
+        notes = (HINT,) if sys.platform == "linux" else ()
+        return Backend("cpu", "cpu", "float32", 16, 0, None, notes)
+    return Backend("cpu", f"cpu ({blas.name})", "float32", 16, 0, blas)
+
+
+def resident_bytes() -> int:
+    """This process's memory as the kernel counts it: PSS on Linux, else the unique set size."""
+    if sys.platform == "linux":
+        with open("/proc/self/smaps_rollup") as rollup:
+            for line in rollup:
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) * 1024
+    import psutil
+
+    return int(psutil.Process().memory_full_info().uss)
+
+
+def available_bytes() -> int:
+    """Memory that could be taken now without swapping."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system: MLX's buffer cache, then the C heap's."""
+    mx.clear_cache()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def cores() -> int:
+    """CPU cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)

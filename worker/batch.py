@@ -1,0 +1,116 @@
+"""The rows that decode together: a register of last tokens on the device, and one step in flight.
+
+`advance` starts a step for all rows from tokens that are still on the device, then reads the step launched
+before it. The host is one step behind the device, so building the next graph costs no time.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxhost.worker.kv import StepCaches
+from mlxhost.worker.row import Row
+from mlxhost.worker.sampling import Sampler
+
+# Cache fields that no step reads would otherwise keep growing their graph.
+_SETTLE_EVERY = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """A launched step: `tokens` (rows,) uint32 belong to `rows`, in order."""
+
+    rows: tuple[Row, ...]
+    tokens: mx.array
+    launched: float
+
+
+class Batch:
+    """Decode batch of one model. Rows join and leave between steps."""
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self.rows: list[Row] = []
+        self._register = mx.array([], dtype=mx.uint32)
+        self._caches = StepCaches([])
+        self._sampler = Sampler([], vocab_size)
+        self._changed = False
+        self._steps = 0
+        self._in_flight: Step | None = None
+        self.step_s = 0.0  # smoothed seconds from a step's launch to its tokens
+
+    @property
+    def idle(self) -> bool:
+        return not self.rows and self._in_flight is None
+
+    def join(self, row: Row, token: int) -> None:
+        """Add a prefilled row whose next input is `token`."""
+        self.rows.append(row)
+        self._register = mx.concatenate([self._register, mx.array([token], dtype=mx.uint32)])
+        self._changed = True
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Drop rows; a step in flight still computes them, and its result for them is ignored."""
+        gone = set(map(id, rows))
+        keep = [i for i, row in enumerate(self.rows) if id(row) not in gone]
+        if len(keep) == len(self.rows):
+            return
+        self.rows = [self.rows[i] for i in keep]
+        self._register = self._register[mx.array(keep, dtype=mx.int32)] if keep else self._register[:0]
+        self._changed = True
+
+    def launch(self) -> Step | None:
+        """Start one step for every row that still has a token to produce; None when there is none."""
+        self.leave([row for row in self.rows if row.launched >= row.max_tokens])
+        if not self.rows:
+            return None
+        if self._changed:
+            self._caches = StepCaches([row.kv for row in self.rows if row.kv is not None])
+            self._sampler = Sampler([row.sampling for row in self.rows], self._vocab_size)
+            self._changed = False
+        logits = self._model(self._register[:, None], cache=self._caches.views())[:, -1]
+        logits = self._without_early_stops(logits)
+        self._register = self._sampler.draw(logits, [row.launched for row in self.rows])
+        mx.async_eval(self._register)
+        for row in self.rows:
+            row.launched += 1
+        self._steps += 1
+        if self._steps % _SETTLE_EVERY == 0:
+            mx.eval([a for row in self.rows if row.kv is not None for a in row.kv.arrays()])
+        return Step(tuple(self.rows), self._register, time.monotonic())
+
+    def advance(self) -> tuple[tuple[Row, ...], list[int]]:
+        """Launch the next step, then read the one before it: its rows and their tokens (empty at first).
+
+        Rows that ended while the step was in flight are still in it; the caller skips them.
+        """
+        before, self._in_flight = self._in_flight, self.launch()
+        if before is None:
+            return (), []
+        tokens: list[int] = before.tokens.tolist()  # type: ignore[assignment]
+        took = time.monotonic() - before.launched
+        self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
+        return before.rows, tokens
+
+    def abandon(self) -> list[Row]:
+        """Forget every row and the step in flight (after an error); the rows that were lost."""
+        in_step = self._in_flight.rows if self._in_flight else ()
+        lost = list({id(r): r for r in (*in_step, *self.rows)}.values())
+        self._in_flight = None
+        self.leave(self.rows)
+        return lost
+
+    def _without_early_stops(self, logits: mx.array) -> mx.array:
+        """Keep stop ids away from rows that have not produced min_tokens yet."""
+        banned = [
+            (i, sorted(row.stop_ids))
+            for i, row in enumerate(self.rows)
+            if row.launched < row.min_tokens and row.stop_ids
+        ]
+        for i, ids in banned:
+            logits[i, mx.array(ids)] = -mx.inf
+        return logits

@@ -1,0 +1,326 @@
+"""The I/O thread: the worker's sockets, heartbeats and lifeline. A slow peer never blocks the engine.
+
+Knows the wire and the ledger of open rows; nothing of MLX. The engine's messages come in through `send`
+(any thread), what the wire brings goes to `inbox`.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import zmq
+from msgspec import Struct
+
+from mlxhost.wire import control, data, sockets, version
+from mlxhost.wire.boot import LIFELINE_FD, Boot
+from mlxhost.wire.codec import Buffer, decode, encode
+from mlxhost.wire.errors import DecodeError
+from mlxhost.worker import backend
+from mlxhost.worker.errors import RowError
+from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
+from mlxhost.worker.ledger import Ledger
+from mlxhost.worker.merge import merge
+
+log = logging.getLogger(__name__)
+
+# A frontend that lags this many messages gets merged ones from then on.
+_DATA_HIGH_WATER_MARK = 64
+_CLOSE_S = 1.0
+
+
+class Peer:
+    """One frontend's data socket and what could not be sent to it yet."""
+
+    def __init__(self, endpoint: str, dealer: "zmq.Socket[bytes]") -> None:
+        self.endpoint = endpoint
+        self.socket = dealer
+        self._backlog: deque[Struct] = deque()
+
+    @property
+    def lagging(self) -> bool:
+        return bool(self._backlog)
+
+    def send(self, message: Struct) -> None:
+        """Send now, or keep it: an OUT behind an OUT becomes one."""
+        if self._backlog:
+            last = self._backlog[-1]
+            if isinstance(last, data.Out) and isinstance(message, data.Out):
+                self._backlog[-1] = merge(last, message)
+            else:
+                self._backlog.append(message)
+            return
+        if not self._try(message):
+            self._backlog.append(message)
+
+    def flush(self) -> None:
+        """Send what can be sent of the backlog."""
+        while self._backlog and self._try(self._backlog[0]):
+            self._backlog.popleft()
+
+    def _try(self, message: Struct) -> bool:
+        try:
+            self.socket.send_multipart(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+
+class Link(threading.Thread):
+    """Runs until `close`; ends the process at once when the supervisor is gone."""
+
+    def __init__(self, boot: Boot) -> None:
+        super().__init__(name="link", daemon=True)
+        self.inbox: SimpleQueue[Event] = SimpleQueue()
+        self.status = Status()
+        self._boot = boot
+        self._outbox: deque[tuple[str | None, Struct]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._woken = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = self._dealer(boot.control, sockets.HIGH_WATER_MARK)
+        self._peers: dict[str, Peer] = {}
+        self._ledger = Ledger()
+        self._limit = 0
+        self._refusing: tuple[str, str] | None = (data.REJECT_DRAINING, "the model is still loading")
+        self._heartbeat_s = 1.0
+        self._next_beat = 0.0
+        self._was_busy = False
+        self._resident_bytes = 0
+        self._counted = (time.monotonic(), 0)
+        self._closing = False
+
+    # Any thread
+
+    def send(self, frontend: str | None, message: Struct) -> None:
+        """Hand over a message for a frontend's endpoint, or for the supervisor (None). Never blocks."""
+        self._outbox.append((frontend, message))
+        self._wake()
+
+    def publish(self, status: Status) -> None:
+        """Replace the figures that heartbeats carry."""
+        changed = status.busy != self.status.busy
+        self.status = status
+        if changed:
+            self._wake()
+
+    def open_for(self, rows: int) -> None:
+        """Let ADDs in, up to `rows` open at once."""
+        self._limit = rows
+        self._refusing = None
+
+    def close(self, *, failure: str = "") -> None:
+        """End every open row (with an error when `failure` says one), send what is left, stop."""
+        self._refusing = (data.REJECT_DRAINING, failure or "the worker is shutting down")
+        self.send(None, _Close(failure))
+        self.join(_CLOSE_S * 2)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._wake_write.send(b"x")
+
+    # The I/O thread
+
+    def run(self) -> None:
+        self._control.send_multipart(encode(self._hello()))
+        while not self._closing:
+            self._wait()
+            self._woken = False
+            self._send_outbox()
+            self._beat()
+        self._end()
+
+    def _hello(self) -> control.Hello:
+        boot = self._boot
+        return control.Hello(
+            protocol=(version.PROTOCOL_MAJOR, version.PROTOCOL_MINOR),
+            schema=version.SCHEMA,
+            role="worker",
+            slot=boot.slot,
+            epoch=boot.epoch,
+            pid=os.getpid(),
+            token=boot.token,
+            build=version.BUILD,
+            model=boot.model,
+        )
+
+    def _wait(self) -> None:
+        """Until something arrives, there is something to send, or the next heartbeat is due."""
+        poller = zmq.Poller()
+        poller.register(LIFELINE_FD, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._control, zmq.POLLIN)
+        for peer in self._peers.values():
+            poller.register(peer.socket, zmq.POLLIN | (zmq.POLLOUT if peer.lagging else 0))
+        timeout = max(0.0, self._next_beat - time.monotonic())
+        ready: dict[Any, int] = dict(poller.poll(timeout * 1000))
+        if LIFELINE_FD in ready and not os.read(LIFELINE_FD, 4096):
+            os._exit(0)  # the supervisor is gone: nobody reads us
+        if self._wake_read.fileno() in ready:
+            self._wake_read.recv(4096)
+        if self._control in ready:
+            for frames in _received(self._control):
+                self._on_control(frames)
+        for peer in list(self._peers.values()):
+            events = ready.get(peer.socket, 0)
+            if events & zmq.POLLOUT:
+                peer.flush()
+            if events & zmq.POLLIN:
+                for frames in _received(peer.socket):
+                    self._on_data(peer, frames)
+
+    def _on_control(self, frames: Sequence[Buffer]) -> None:
+        try:
+            message, _ = decode(frames)
+        except DecodeError as error:
+            log.warning("dropped a message from the supervisor: %s", error)
+            return
+        match message:
+            case control.Fleet():
+                self._on_fleet(message)
+            case control.Init():
+                self._heartbeat_s = message.heartbeat_s
+                self.inbox.put(message)
+            case control.Stop():
+                self._refusing = (data.REJECT_DRAINING, "the worker is shutting down")
+                self.inbox.put(Shutdown(message.deadline_s))
+            case control.Refused() | control.Lease() | control.Ctl():
+                self.inbox.put(message)
+
+    def _on_fleet(self, fleet: control.Fleet) -> None:
+        wanted = {frontend.endpoint for frontend in fleet.frontends}
+        for endpoint in self._peers.keys() - wanted:
+            self._peers.pop(endpoint).socket.close(linger=0)
+            self._ledger.close_frontend(endpoint)
+            self.inbox.put(FrontendGone(endpoint))
+        for endpoint in wanted - self._peers.keys():
+            self._peers[endpoint] = Peer(endpoint, self._dealer(endpoint, _DATA_HIGH_WATER_MARK))
+            self._announce(self._peers[endpoint])
+
+    def _on_data(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+        try:
+            message, binary = decode(frames)
+        except DecodeError as error:
+            if error.tag == "add":
+                peer.send(data.Reject(error.handle, data.REJECT_BAD_MESSAGE, str(error)))
+            return
+        if isinstance(message, data.Abort):
+            self.inbox.put(Aborted(peer.endpoint, message.rows))
+        elif isinstance(message, data.Add):
+            self._on_add(peer, message, binary)
+
+    def _on_add(self, peer: Peer, add: data.Add, binary: Sequence[Buffer]) -> None:
+        try:
+            if self._refusing is not None:
+                raise RowError(*self._refusing, retry_after_s=1.0)
+            if len(binary) <= data.PROMPT_FRAME or len(binary[data.PROMPT_FRAME]) % 4:
+                raise RowError(data.REJECT_BAD_MESSAGE, "the prompt is not a frame of 32-bit token ids")
+            prompt = memoryview(binary[data.PROMPT_FRAME]).cast("B").cast("I")
+            self._ledger.open(peer.endpoint, add, self._limit)
+        except RowError as error:
+            peer.send(data.Reject(add.handle, error.code, str(error), error.retry_after_s))
+            return
+        self.inbox.put(Arrived(peer.endpoint, add, prompt))
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            frontend, message = self._outbox.popleft()
+            if frontend is None:
+                self._to_supervisor(message)
+            elif peer := self._peers.get(frontend):
+                self._to_frontend(peer, message)
+
+    def _to_supervisor(self, message: Struct) -> None:
+        if isinstance(message, _Close):
+            self._closing = True
+            finish = data.Finish.ERROR if message.failure else data.Finish.ABORT
+            for frontend, handles in self._ledger.open_rows():
+                count = len(handles)
+                out = data.Out(
+                    self._boot.epoch,
+                    0,
+                    self.status.load(frontend),
+                    list(handles),
+                    [0] * count,
+                    [],
+                    [int(finish)] * count,
+                    detail=[message.failure or "the worker is shutting down"] * count,
+                )
+                self._to_frontend(self._peers[frontend], out)
+            return
+        self._control.send_multipart(encode(message))
+
+    def _to_frontend(self, peer: Peer, message: Struct) -> None:
+        if isinstance(message, data.Reject):
+            self._ledger.close(peer.endpoint, message.handle)
+        elif isinstance(message, data.Out):
+            for handle, finish in zip(message.handles, message.finish, strict=True):
+                if finish != data.Finish.RUNNING:
+                    self._ledger.close(peer.endpoint, handle)
+        peer.send(message)
+
+    def _beat(self) -> None:
+        """Heartbeat when it is due, or at once when the worker turns busy or idle."""
+        now, status = time.monotonic(), self.status
+        busy = status.busy
+        if now < self._next_beat and busy == self._was_busy:
+            return
+        if now >= self._next_beat:
+            self._resident_bytes = backend.resident_bytes()
+        since, generated = self._counted
+        rate = (status.generated - generated) / max(now - since, 1e-3)
+        if now - since >= self._heartbeat_s:
+            self._counted = (now, status.generated)
+        self._next_beat, self._was_busy = now + self._heartbeat_s, busy
+        beat = control.Heartbeat(
+            busy, status.load(tokens_per_s=rate), self._resident_bytes, in_flight=len(self._ledger)
+        )
+        self._control.send_multipart(encode(beat))
+        if not busy:
+            for peer in self._peers.values():
+                self._announce(peer)
+
+    def _announce(self, peer: Peer) -> None:
+        """An OUT without rows: here we are, and this is our load."""
+        load = self.status.load(peer.endpoint)
+        peer.send(data.Out(self._boot.epoch, 0, load, [], [], [], []))
+
+    def _dealer(self, endpoint: str, high_water_mark: int) -> "zmq.Socket[bytes]":
+        dealer = self._context.socket(zmq.DEALER)
+        sockets.configure(dealer)
+        dealer.setsockopt(zmq.SNDHWM, high_water_mark)
+        dealer.setsockopt(zmq.IDENTITY, sockets.identity(self._boot.slot, self._boot.epoch))
+        dealer.connect(endpoint)
+        return dealer
+
+    def _end(self) -> None:
+        """Send what is left within a bounded time."""
+        end = time.monotonic() + _CLOSE_S
+        while any(peer.lagging for peer in self._peers.values()) and time.monotonic() < end:
+            for peer in self._peers.values():
+                peer.flush()
+            time.sleep(0.01)
+        self._context.destroy(linger=int(_CLOSE_S * 1000))
+
+
+class _Close(Struct):
+    """Last entry of the outbox; `failure` is what open rows are told."""
+
+    failure: str
+
+
+def _received(dealer: "zmq.Socket[bytes]") -> list[list[bytes]]:
+    """All messages that are there now."""
+    messages = []
+    try:
+        while True:
+            messages.append(dealer.recv_multipart(zmq.NOBLOCK))
+    except zmq.Again:
+        return messages
