@@ -37,7 +37,10 @@ def rope_scaling(
         raise metadata.bad(f"{prefix}.rope.scaling.factor", f"is {factor}")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn" and metadata.number(f"{prefix}.rope.scaling.attn_factor", 1.0) == 1.0:
+    if kind == "yarn":
+        for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+            if metadata.number(f"{prefix}.rope.scaling.{key}", 1.0) != 1.0:
+                raise _unsupported(header, f"{prefix}.rope.scaling.{key}")
         return {
             "rope_type": "yarn",
             "factor": factor,
