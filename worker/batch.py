@@ -62,6 +62,8 @@ class Batch:
         self.rows = [self.rows[i] for i in keep]
         self._register = self._register[mx.array(keep, dtype=mx.int32)] if keep else self._register[:0]
         self._changed = True
+        if not self.rows:
+            self._caches = StepCaches([])  # let go of the last row's KV now
 
     def launch(self) -> Step | None:
         """Start one step for every row that still has a token to produce; None when there is none."""

@@ -75,54 +75,53 @@ class Engine:
     def run(self) -> None:
         """Tick until a Shutdown has been honoured. Raises EngineFailure when the model cannot go on."""
         while self._stop_at is None or self._rows:
-            self._take_in_events()
-            if self._stop_at is not None and time.monotonic() > self._stop_at:
-                self._end(list(self._rows.values()), Finish.ABORT, "the worker is shutting down")
-            self.tick()
-            self._publish()
+            if not self._rows:
+                self._on_event(self._wait())
+            self.step()
 
-    def tick(self) -> None:
-        """One decode step and at most one prefill chunk."""
+    def step(self) -> None:
+        """One tick: take in what arrived, one decode step, at most one prefill chunk."""
+        while (event := self._next_event()) is not None:
+            self._on_event(event)
         self._expire()
         self._admit()
         self._decode()
         self._prefill()
+        self._outlet.publish(self._status())
 
     # Events
 
-    def _take_in_events(self) -> None:
-        """Everything that waits; when there is nothing to run, wait for something."""
-        while True:
-            try:
-                event = self._inbox.get_nowait() if self._rows else self._wait_idle()
-            except Empty:
-                return
-            match event:
-                case Arrived():
-                    self._on_arrived(event)
-                case Aborted():
-                    for handle, reason in event.rows:
-                        if row := self._rows.get((event.frontend, handle)):
-                            self._end([row], Finish.ABORT, reason)
-                case FrontendGone():
-                    gone = [row for row in self._rows.values() if row.key[0] == event.frontend]
-                    self._end(gone, Finish.ABORT, "the frontend is gone")
-                case Shutdown():
-                    self._stop_at = time.monotonic() + event.deadline_s
-                    if not self._rows:
-                        return
-                case control.Lease():
-                    self._backend.set_cpu_threads(event.cpu_threads)
-                case control.Ctl():
-                    self._outlet.send(None, self._call(event))
-
-    def _wait_idle(self) -> Event:
+    def _wait(self) -> Event:
         """The next event; freed memory goes back to the system when it is long in coming."""
         try:
             return self._inbox.get(timeout=_TRIM_AFTER_S)
         except Empty:
             release_memory()
             return self._inbox.get()
+
+    def _next_event(self) -> Event | None:
+        try:
+            return self._inbox.get_nowait()
+        except Empty:
+            return None
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Arrived():
+                self._on_arrived(event)
+            case Aborted():
+                for handle, reason in event.rows:
+                    if row := self._rows.get((event.frontend, handle)):
+                        self._end([row], Finish.ABORT, reason)
+            case FrontendGone():
+                gone = [row for row in self._rows.values() if row.key[0] == event.frontend]
+                self._end(gone, Finish.ABORT, "the frontend is gone")
+            case Shutdown():
+                self._stop_at = time.monotonic() + event.deadline_s
+            case control.Lease():
+                self._backend.set_cpu_threads(event.cpu_threads)
+            case control.Ctl():
+                self._outlet.send(None, self._call(event))
 
     def _on_arrived(self, event: Arrived) -> None:
         add = event.add
@@ -168,9 +167,12 @@ class Engine:
     # A tick's parts
 
     def _expire(self) -> None:
+        """End rows whose deadline passed; all of them when the time to shut down has come."""
         now = time.monotonic()
         late = [row for row in self._rows.values() if row.deadline is not None and now > row.deadline]
         self._end(late, Finish.ABORT, "the deadline passed")
+        if self._stop_at is not None and now > self._stop_at:
+            self._end(list(self._rows.values()), Finish.ABORT, "the worker is shutting down")
 
     def _admit(self) -> None:
         while row := self._admission.admit():
@@ -271,6 +273,3 @@ class Engine:
             tick=self._tick,
             last_seq=self._last_seq,
         )
-
-    def _publish(self) -> None:
-        self._outlet.publish(self._status())

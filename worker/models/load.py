@@ -112,7 +112,7 @@ def check_safetensors(file: Path) -> None:
         if length > size - 8:
             raise ModelError("bad_model", f"{file}: truncated or not a safetensors file ({size} bytes)")
         try:
-            header = msgspec.json.decode(opened.read(length), type=dict[str, dict[str, Any]])
+            header = msgspec.json.decode(opened.read(length), type=dict[str, Any])
             ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
         except (msgspec.MsgspecError, KeyError, IndexError, TypeError) as error:
             raise ModelError(

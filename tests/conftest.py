@@ -1,0 +1,16 @@
+"""Fixtures shared by every test: tiny models, built once a session."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directories of the tiny llama, qwen3 and gemma3 models, and of a 4-bit llama."""
+    from support.tiny_models import FAMILIES, build
+
+    base = tmp_path_factory.mktemp("tiny")
+    made = {family: build(family, base / f"tiny-{family}") for family in FAMILIES}
+    made["llama-4bit"] = build("llama", base / "tiny-llama-4bit", bits=4)
+    return made

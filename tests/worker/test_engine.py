@@ -1,0 +1,283 @@
+"""The engine against the same model run alone, and its promises to callers."""
+
+import random
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from support import solo
+from support.engine_driver import Driver
+
+from mlxhost.wire import data
+from mlxhost.wire.data import Finish
+from mlxhost.worker.models.load import LoadedModel, load_model
+
+MARGIN = 1e-4  # below this distance of the two best logits, rounding may pick either
+_loaded: dict[str, LoadedModel] = {}
+
+
+@pytest.fixture(params=["llama", "qwen3", "gemma3", "llama-4bit"])
+def loaded(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> LoadedModel:
+    return load(tiny_models[request.param])
+
+
+@pytest.fixture
+def llama(tiny_models: dict[str, Path]) -> LoadedModel:
+    return load(tiny_models["llama"])
+
+
+def load(directory: Path) -> LoadedModel:
+    if directory.name not in _loaded:
+        _loaded[directory.name] = load_model(
+            directory, "float32", expand_quantised=False, on_progress=lambda _done, _total: None
+        )
+    return _loaded[directory.name]
+
+
+def driver(loaded: LoadedModel, **options: int) -> Driver:
+    return Driver(loaded.model, loaded.vocab_size, **options)
+
+
+def prompts(count: int, seed: int = 1) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 400) for _ in range(rng.choice([1, 2, 5, 40, 97, 150]))] for _ in range(count)]
+
+
+def assert_like_solo(loaded: LoadedModel, engine: Driver, rows: list[list[int]], tokens: int) -> None:
+    for handle, prompt in enumerate(rows):
+        expected, margin = solo.greedy(loaded.model, prompt, tokens, frozenset())
+        if margin > MARGIN:
+            assert engine.results[handle].tokens == expected, f"row {handle}, margin {margin}"
+
+
+def test_concurrent_rows_equal_solo_rows(loaded: LoadedModel) -> None:
+    """Ten greedy requests of different lengths at once give what each gives alone."""
+    engine, rows = driver(loaded), prompts(10)
+    for handle, prompt in enumerate(rows):
+        engine.add(handle, prompt, 40)
+    engine.run()
+    assert_like_solo(loaded, engine, rows, 40)
+
+
+def test_rows_that_join_and_leave_at_any_step_equal_solo_rows(loaded: LoadedModel) -> None:
+    """Requests that arrive in the middle and end at different times do not disturb one another."""
+    engine, rows = driver(loaded), prompts(8, seed=2)
+    for handle, prompt in enumerate(rows):
+        engine.add(handle, prompt, 10 + 5 * handle)
+        engine.tick(3)
+    engine.run()
+    for handle, prompt in enumerate(rows):
+        expected, margin = solo.greedy(loaded.model, prompt, 10 + 5 * handle, frozenset())
+        if margin > MARGIN:
+            assert engine.results[handle].tokens == expected
+
+
+def test_sliding_window_rows_run_past_the_window(tiny_models: dict[str, Path]) -> None:
+    """Rows several windows long, prompt and output, equal solo rows."""
+    loaded = load(tiny_models["gemma3"])
+    engine = driver(loaded)
+    rows = [[(7 * i + k) % 400 + 3 for i in range(20 + 60 * k)] for k in range(4)]
+    for handle, prompt in enumerate(rows):
+        engine.add(handle, prompt, 100)
+    engine.run()
+    assert_like_solo(loaded, engine, rows, 100)
+
+
+def test_seeded_rows_draw_the_same_alone_and_in_any_company(llama: LoadedModel) -> None:
+    """A seed gives the same tokens alone, in a batch, and in a batch in another order."""
+    settings = [
+        data.Sampling(temperature=0.9, seed=11),
+        data.Sampling(temperature=1.3, top_k=20, seed=12),
+        data.Sampling(temperature=0.8, top_p=0.9, seed=13),
+        data.Sampling(temperature=1.0, min_p=0.05, top_p=0.95, top_k=50, seed=14),
+        data.Sampling(temperature=0.0),
+    ]
+    rows = prompts(len(settings), seed=3)
+
+    def run(order: list[int]) -> dict[int, list[int]]:
+        engine = driver(llama)
+        for handle in order:
+            engine.add(handle, rows[handle], 30, sampling=settings[handle])
+        engine.run()
+        return {handle: engine.results[handle].tokens for handle in order}
+
+    together = run([0, 1, 2, 3, 4])
+    assert run([4, 2, 0, 3, 1]) == together
+    for handle in range(len(settings)):
+        assert run([handle])[handle] == together[handle]
+
+
+def test_unset_seeds_differ(llama: LoadedModel) -> None:
+    """Two sampled requests without a seed do not give the same output."""
+    engine = driver(llama)
+    for handle in range(2):
+        engine.add(handle, [5, 6, 7], 30, sampling=data.Sampling(temperature=1.5))
+    engine.run()
+    assert engine.results[0].tokens != engine.results[1].tokens
+
+
+def test_stop_id_ends_the_row_and_is_not_sent(llama: LoadedModel) -> None:
+    """The id that stops a row is counted but not part of the output."""
+    free, _ = solo.greedy(llama.model, [9, 8, 7], 20, frozenset())
+    stop = free[5]
+    engine = driver(llama)
+    engine.add(0, [9, 8, 7], 20, limits={"stop_ids": [stop]})
+    engine.run()
+    result = engine.results[0]
+    assert result.tokens == free[: free.index(stop)]
+    assert result.finish == Finish.STOP
+    assert result.completion_tokens == len(result.tokens) + 1
+
+
+def test_min_tokens_keeps_stop_ids_away(llama: LoadedModel) -> None:
+    """No stop id is produced before min_tokens tokens are."""
+    free, _ = solo.greedy(llama.model, [9, 8, 7], 20, frozenset())
+    engine = driver(llama)
+    engine.add(0, [9, 8, 7], 20, limits={"stop_ids": [free[0], free[1]], "min_tokens": 12})
+    engine.run()
+    assert len(engine.results[0].tokens) >= 12
+    assert not {free[0], free[1]} & set(engine.results[0].tokens[:12])
+
+
+def test_max_tokens_is_clamped_to_the_room_left(llama: LoadedModel) -> None:
+    """A request for more than the context holds is cut to what fits and told so in ACCEPTED."""
+    engine = driver(llama, max_model_len=50)
+    engine.add(0, list(range(3, 43)), 1000)
+    engine.add(1, list(range(3, 43)), None)
+    engine.run()
+    for handle in (0, 1):
+        accepted = engine.results[handle].accepted
+        assert accepted is not None
+        assert accepted.max_tokens == 10
+        assert len(engine.results[handle].tokens) == 10
+        assert engine.results[handle].finish == Finish.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "code"),
+    [
+        (list(range(3, 53)), {}, data.REJECT_CONTEXT),
+        ([], {}, data.REJECT_INVALID),
+        ([3, 100_000], {}, data.REJECT_INVALID),
+        ([3], {"task": "embed"}, data.REJECT_UNSUPPORTED),
+        ([3], {"grammar": data.Grammar("regex", "a+")}, data.REJECT_UNSUPPORTED),
+        ([3], {"sampling": data.Sampling(logprobs=True)}, data.REJECT_UNSUPPORTED),
+        ([3], {"sampling": data.Sampling(logit_bias={3: 1.0})}, data.REJECT_UNSUPPORTED),
+    ],
+)
+def test_what_cannot_run_is_rejected(llama: LoadedModel, prompt: list[int], fields: dict, code: str) -> None:
+    """A request that cannot run gets one REJECT that says why, and the next one runs."""
+    engine = driver(llama, max_model_len=50)
+    engine.add(0, prompt, 5, **fields)
+    engine.add(1, [3, 4], 5)
+    engine.run()
+    assert engine.results[0].reject is not None
+    assert engine.results[0].reject.code == code
+    assert len(engine.results[1].tokens) == 5
+
+
+def test_aborts_free_rows_wherever_they_are(llama: LoadedModel) -> None:
+    """Waiting, prefilling and decoding rows all end at the next step with one terminal message."""
+    engine = driver(llama, max_rows=2)
+    engine.add(0, [3, 4, 5], 500)
+    engine.tick(5)
+    engine.add(1, [3] * 3000, 500)
+    engine.add(2, [3, 4], 500)
+    engine.tick(1)
+    engine.abort(0, 1, 2, 99)
+    engine.tick(1)
+    for handle in range(3):
+        assert engine.results[handle].finish == Finish.ABORT
+        assert engine.results[handle].terminals == 1
+    assert engine.status.kv_tokens == 0
+    assert not engine.status.busy
+
+
+def test_rows_beyond_the_kv_capacity_wait(llama: LoadedModel) -> None:
+    """Reservations never exceed the capacity, and everything is served in the end."""
+    engine = driver(llama, kv_tokens=100)
+    for handle in range(6):
+        engine.add(handle, [3] * 10, 30)
+    engine.tick(1)
+    assert engine.status.running == 2
+    assert engine.status.waiting == 4
+    assert engine.status.kv_tokens <= 100
+    engine.run()
+    assert all(len(r.tokens) == 30 and r.terminals == 1 for r in engine.results.values())
+
+
+def test_priority_goes_first(llama: LoadedModel) -> None:
+    """With one slot, the request of lower priority number runs before an earlier one."""
+    engine = driver(llama, max_rows=1)
+    for handle, priority in ((0, 0), (1, 5), (2, 1)):
+        engine.add(handle, [3, 4], 3, priority=priority)
+    engine.run()
+    accepted = [m.handle for m in engine.messages if isinstance(m, data.Accepted)]
+    assert accepted == [0, 2, 1]
+
+
+def test_running_rows_get_tokens_while_a_long_prompt_prefills(llama: LoadedModel) -> None:
+    """A long prompt is cut into chunks, with a decode step of the running row before each."""
+    engine = driver(llama)
+    engine.add(0, [3, 4], 1000)
+    engine.tick(3)
+    engine.add(1, [5] * 4000, 1)
+    before = len(engine.results[0].tokens)
+    ticks = 0
+    while engine.results[1].terminals == 0:
+        engine.tick(1)
+        ticks += 1
+    assert ticks > 2
+    assert len(engine.results[0].tokens) - before >= ticks - 1
+
+
+def test_a_short_prompt_overtakes_a_long_one(llama: LoadedModel) -> None:
+    """The shortest remaining prefill goes first."""
+    engine = driver(llama)
+    engine.add(0, [5] * 4000, 1)
+    engine.tick(1)
+    engine.add(1, [6] * 20, 1)
+    while not engine.results[1].terminals:
+        engine.tick(1)
+    assert engine.results[0].terminals == 0
+
+
+def test_a_failing_step_ends_its_rows_only(llama: LoadedModel) -> None:
+    """A step that raises ends its rows with an error; requests after it are served."""
+
+    class Failing:
+        layers = llama.model.layers
+        fail = False
+
+        def make_cache(self) -> list:
+            return llama.model.make_cache()
+
+        def __call__(self, *args: object, **kwargs: object) -> mx.array:
+            if self.fail:
+                raise RuntimeError("poisoned")
+            return llama.model(*args, **kwargs)
+
+    model = Failing()
+    engine = Driver(model, llama.vocab_size)
+    engine.add(0, [3, 4], 50)
+    engine.tick(3)
+    model.fail = True
+    engine.tick(1)
+    model.fail = False
+    assert engine.results[0].finish == Finish.ERROR
+    assert "poisoned" in engine.results[0].detail
+    engine.add(1, [3, 4], 5)
+    engine.run()
+    assert len(engine.results[1].tokens) == 5
+
+
+def test_kv_memory_is_freed_when_rows_end(llama: LoadedModel) -> None:
+    """After the last row, MLX holds what it held before the first."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    engine = driver(llama)
+    for handle in range(4):
+        engine.add(handle, [5] * 1000, 20)
+    engine.run()
+    mx.clear_cache()
+    assert mx.get_active_memory() - before < 64 * 1024
