@@ -43,12 +43,12 @@ dev: .venv/.dev
 .venv/bin/python: | $(UV)
 	$(UV) venv --quiet --python $(PYTHON) .venv
 
-.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(UV) pip install --quiet --python .venv/bin/python -c constraints.txt -e ".$(RUN_EXTRAS)"
+.venv/.installed: pyproject.toml .ci/constraints.txt | .venv/bin/python
+	$(UV) pip install --quiet --python .venv/bin/python -c .ci/constraints.txt -e ".$(RUN_EXTRAS)"
 	@touch $@
 
 .venv/.dev: .venv/.installed
-	$(UV) pip install --quiet --python .venv/bin/python -c constraints.txt -e ".$(DEV_EXTRAS)"
+	$(UV) pip install --quiet --python .venv/bin/python -c .ci/constraints.txt -e ".$(DEV_EXTRAS)"
 	@touch $@
 
 clean:
