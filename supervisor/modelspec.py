@@ -1,0 +1,104 @@
+"""`--models` text to specifications: `demo`, `/path/to/model:2`, `alias=path`. Looks at no model files."""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlxhost.supervisor.console import printable
+from mlxhost.supervisor.errors import UsageError
+
+MAX_REPLICAS = 64
+# A slot (`name/index`) and its epoch are a ZMQ identity, which holds 255 bytes.
+MAX_NAME_BYTES = 200
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What one item of `--models` asks for. `alias` is empty when the user gave none."""
+
+    source: str
+    alias: str = ""
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that can be served: where its files are, and the names it answers to."""
+
+    name: str
+    path: Path
+    replicas: int = 1
+    aliases: tuple[str, ...] = ()
+
+
+def parse(values: Iterable[str]) -> list[Spec]:
+    """The specifications in the values of every `--models`. Raises UsageError."""
+    items = [item.strip() for value in values for item in value.split(",")]
+    specs = [parse_one(item) for item in items if item]
+    if not specs:
+        raise UsageError("--models names no model; try `--models demo`")
+    return specs
+
+
+def parse_one(item: str) -> Spec:
+    """`[alias=]source[:replicas]`. A source that exists with its colon is taken whole."""
+    alias, equals, source = item.partition("=")
+    if not equals or Path(item).expanduser().exists():
+        alias, source = "", item
+    elif not alias:
+        raise UsageError(f"{item!r} has an empty name before '='; write name=path")
+    head, colon, tail = source.rpartition(":")
+    if not colon or Path(source).expanduser().exists():
+        return Spec(source, alias)
+    if not (tail.isascii() and tail.isdigit() and 1 <= int(tail) <= MAX_REPLICAS):
+        raise UsageError(
+            f"{item!r}: the replica count after ':' is {tail!r}, not a whole number from 1 to {MAX_REPLICAS}"
+        )
+    return Spec(head, alias, int(tail))
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether `source` has the form owner/name."""
+    return _HUB_ID.fullmatch(source) is not None
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError when `name` cannot name a model in requests and on a terminal."""
+    if not name or name != printable(name) or name != name.strip() or len(name.encode()) > MAX_NAME_BYTES:
+        raise UsageError(
+            f"{name!r} cannot be a model's name (1 to {MAX_NAME_BYTES} bytes, no control characters, no "
+            "space at either end); give one with name=path"
+        )
+
+
+def settle_names(models: Sequence[Model]) -> list[Model]:
+    """`models` with unique names and unambiguous aliases.
+
+    An alias that is another model's name, or that two models share, is dropped from all of them: it could
+    only mislead. Raises UsageError when two models have one name.
+    """
+    names = Counter(m.name for m in models)
+    for name, count in names.items():
+        check_name(name)
+        if count > 1:
+            first, second, *_ = (m.path for m in models if m.name == name)
+            raise UsageError(
+                f"two models would be called {name!r} ({first} and {second}); "
+                f"name one yourself: --models {name}={first},other-name={second}"
+            )
+    shared = Counter(alias for m in models for alias in set(m.aliases))
+    return [
+        replace(m, aliases=tuple(a for a in dict.fromkeys(m.aliases) if shared[a] == 1 and a not in names))
+        for m in models
+    ]
+
+
+def nearby(wanted: str, known: Iterable[str]) -> str:
+    """A sentence naming what exists that looks like `wanted`, or an empty string."""
+    close = difflib.get_close_matches(wanted, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

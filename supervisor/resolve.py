@@ -1,0 +1,78 @@
+"""Specifications to models: where each one's files are. All cheap checks come before anything is fetched or
+spawned, so that a typing mistake costs no download."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mlxhost.supervisor.embedded import EMBEDDED
+from mlxhost.supervisor.errors import ModelError
+from mlxhost.supervisor.modelfiles import GGUF_SUFFIX, check_model
+from mlxhost.supervisor.modelspec import Model, Spec, is_hub_id, nearby, settle_names
+
+# Stands for the files of an embedded model until they are fetched.
+_UNFETCHED = Path("(embedded)")
+
+
+def locate(specs: Sequence[Spec]) -> list[Model]:
+    """The models of `specs`, files checked; embedded ones have no files yet (see `fetch_embedded`).
+
+    Raises ModelError or UsageError.
+    """
+    return settle_names([_locate(spec) for spec in specs])
+
+
+def fetch_embedded(
+    models: Sequence[Model], specs: Sequence[Spec], fetch: Callable[[str, str], Path]
+) -> list[Model]:
+    """`models` with the files of embedded ones fetched by `fetch(embedded name, model name)`."""
+    return [
+        replace(model, path=fetch(spec.source, model.name)) if model.path == _UNFETCHED else model
+        for model, spec in zip(models, specs, strict=True)
+    ]
+
+
+def _locate(spec: Spec) -> Model:
+    if embedded := EMBEDDED.get(spec.source):
+        aliases = (spec.source, *embedded.aliases)
+        return Model(spec.alias or spec.source, _UNFETCHED, spec.replicas, aliases)
+    path = Path(spec.source).expanduser().absolute()
+    if path.exists():
+        path = path.resolve() if path.is_dir() else path
+        own = path.stem if path.suffix.lower() == GGUF_SUFFIX else path.name
+        aliases = (own, str(path))
+    elif is_hub_id(spec.source) and (cached := _from_hub_cache(spec.source)):
+        path, own = cached, spec.source.rpartition("/")[2]
+        aliases = (own, spec.source, str(path))
+    else:
+        raise ModelError(_unknown(spec.source, path))
+    check_model(path)
+    return Model(spec.alias or own, path, spec.replicas, aliases)
+
+
+def _from_hub_cache(repo: str) -> Path | None:
+    """The newest snapshot of `repo` in the local Hugging Face cache. Never goes online."""
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and few need it
+
+    config = try_to_load_from_cache(repo, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _unknown(source: str, path: Path) -> str:
+    if is_hub_id(source) and not path.parent.exists():
+        return (
+            f"model {source!r} is neither a path nor in the local Hugging Face cache; "
+            f"fetch it first with `hf download {source}`, or give a directory"
+        )
+    siblings = (
+        [p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() == GGUF_SUFFIX]
+        if path.parent.is_dir()
+        else []
+    )
+    if "/" in source:
+        reason = "no such file or directory" if path.parent.is_dir() else f"{path.parent} does not exist"
+        return f"model {source!r} not found: {reason}{nearby(path.name, siblings)}"
+    return (
+        f"unknown model {source!r}: not embedded ({', '.join(EMBEDDED)}) and no such directory or file here"
+        f"{nearby(source, [*EMBEDDED, *siblings])}"
+    )
