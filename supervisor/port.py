@@ -1,0 +1,64 @@
+"""The HTTP listening socket. The supervisor binds it and frontends inherit it, so that a frontend's
+restart loses no connection attempt and a taken port is one clear message."""
+
+import errno
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from mlxhost.supervisor.errors import PortError
+from mlxhost.supervisor.rundir import Card, running_fleets
+
+BACKLOG = 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address; port 0 takes any free one. Raises PortError."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise PortError(f"--host {host} is not an address or name of this machine") from None
+    # A name such as localhost may mean both; clients try IPv4 too, and only one socket is inherited.
+    family, kind, protocol, _, address = sorted(addresses, key=lambda a: a[0] != socket.AF_INET)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise PortError(explain(error, host, port, running_fleets())) from None
+    return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """Let clients connect. Raises PortError: two sockets may be bound to a port that neither listens on."""
+    host, port = bound.getsockname()[:2]
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise PortError(explain(error, host, port, running_fleets())) from None
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where a client on this machine reaches the socket."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def explain(error: OSError, host: str, port: int, fleets: Sequence[Card]) -> str:
+    """Why `host`:`port` cannot be listened on, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        for fleet in fleets:
+            if urlsplit(fleet.url).port == port:
+                return (
+                    f"port {port} is in use by the mlxhost fleet {fleet.name} (pid {fleet.pid}); "
+                    f"stop that one with `kill {fleet.pid}`, or take another port with --port"
+                )
+        return f"port {port} on {host} is in use by another program; take another with --port (0: any free)"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} may not be bound by this user; take one from 1024 up with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host} is not an address of this machine"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
