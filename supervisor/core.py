@@ -1,0 +1,112 @@
+"""What every part of the supervisor's event loop shares: the fleet's state and the ways to tell of it.
+
+The parts: lifecycle (spawn, death, restart, stop), inbox (messages), clock (deadlines), operations (ctl),
+shutdown. They run on one event loop and take turns only where they await, so the state needs no locks.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from mlxhost.supervisor.calls import Calls, Peer
+from mlxhost.supervisor.changes import Changes
+from mlxhost.supervisor.controlsocket import ControlSocket
+from mlxhost.supervisor.cores import available_cores, grant_threads
+from mlxhost.supervisor.events import Events
+from mlxhost.supervisor.home import cache_dir
+from mlxhost.supervisor.report import fleet_message
+from mlxhost.supervisor.rundir import RunDir
+from mlxhost.supervisor.settings import Settings
+from mlxhost.supervisor.state import WAS_READY, FleetState, Member, Replica
+from mlxhost.wire.control import FrontendConfig, Lease, WorkerConfig
+from mlxhost.wire.sockets import identity
+
+
+class Core:
+    """The state of one running fleet, and who must hear when it changes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        state: FleetState,
+        control: ControlSocket,
+        rundir: RunDir,
+        listen_fd: int,
+        events: Events,
+    ) -> None:
+        self.settings, self.timing, self.state, self.events = settings, settings.timing, state, events
+        self.control, self.rundir, self.listen_fd = control, rundir, listen_fd
+        self.cores = available_cores()
+        self.changes = Changes()
+        self.calls = Calls(self.send)
+        self.serving = False  # everything asked for at the start was ready once
+        self.stop_requests = 0  # SIGINT and SIGTERM; the second one is impatient
+        self.fatal: BaseException | None = None
+        self._cache_dir = str(cache_dir())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._publish_due = False
+
+    def send(self, peer: Peer, message: msgspec.Struct) -> bool:
+        return self.control.send(identity(*peer), message)
+
+    def changed(self) -> None:
+        """The fleet as others see it is a new one: tell them, once for all changes of this turn."""
+        self.changes.notify()
+        self.events.changed(self.state)
+        if not self._publish_due:
+            self._publish_due = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    def _publish(self) -> None:
+        self._publish_due = False
+        self.state.version += 1
+        for member in self.state.members():
+            if member.greeted and (member.role == "frontend" or member.state in WAS_READY):
+                self.tell_fleet(member)
+
+    def tell_fleet(self, member: Member) -> None:
+        self.send((member.slot, member.epoch), fleet_message(self.state))
+
+    def regrant(self) -> None:
+        """Share the cores among the workers that are busy now."""
+        ready = {r.slot: r for r in self.state.replicas() if r.state in WAS_READY}
+        busy = {slot: bool(r.beat and r.beat.busy) for slot, r in ready.items()}
+        for slot, threads in grant_threads(busy, self.cores).items():
+            replica = ready[slot]
+            if replica.threads != threads:
+                replica.threads = threads
+                self.send((slot, replica.epoch), Lease(cpu_threads=threads))
+
+    def worker_config(self, replica: Replica) -> WorkerConfig:
+        settings = self.settings
+        return WorkerConfig(
+            model=replica.model.name,
+            path=str(replica.model.spec.path),
+            dtype=settings.dtype,
+            context=settings.context,
+            max_rows=settings.max_rows,
+            cache_dir=self._cache_dir,
+        )
+
+    def frontend_config(self) -> FrontendConfig:
+        return FrontendConfig(self.listen_fd, self.state.url, self.settings.routing)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the rest. An error in it is a bug, and ends the fleet rather than part of it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.fatal = self.fatal or error
+            self.changes.notify()
+
+    async def cancel_background(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,19 @@
+"""What the event loop tells whoever shows the fleet to a user."""
+
+from typing import Protocol
+
+from mlxhost.supervisor.state import FleetState
+
+
+class Events(Protocol):
+    def changed(self, state: FleetState) -> None:
+        """Something in the fleet changed (also called while a load advances)."""
+
+    def event(self, slot: str, text: str) -> None:
+        """Something happened that a user may want to read later. `slot` is empty for the whole fleet."""
+
+    def output(self, slot: str, line: str) -> None:
+        """A child process wrote a line."""
+
+    def serving(self, state: FleetState) -> None:
+        """Everything asked for at the start is ready."""

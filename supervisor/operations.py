@@ -1,0 +1,177 @@
+"""Control operations: what `mlxhost ctl` and other clients may ask of a running fleet.
+
+Each call gets NEWS while it runs and exactly one REPLY. Operations that are not the supervisor's own are
+passed to the workers of the target that support them.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from mlxhost.supervisor.core import Core
+from mlxhost.supervisor.lifecycle import Lifecycle
+from mlxhost.supervisor.modelspec import nearby
+from mlxhost.supervisor.report import status
+from mlxhost.supervisor.state import SETTLED, WAS_READY, Goal, Model, Replica, State
+from mlxhost.wire.control import Ctl, News, Reply
+
+# A deadline that a client leaves out or overdoes must not keep a call for ever.
+MAX_DEADLINE_SECONDS = 24 * 3600.0
+
+
+class Operations:
+    def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
+        self._core, self._lifecycle = core, lifecycle
+        self._own: dict[str, Callable[[bytes, Ctl, Model], Awaitable[Reply]]] = {
+            "drain": self._drain,
+            "resume": self._resume,
+            "unload": self._unload,
+            "load": self._load,
+        }
+
+    async def run(self, client: bytes, ctl: Ctl) -> None:
+        """Do what `ctl` asks, and answer it."""
+        ctl = msgspec.structs.replace(ctl, deadline_s=min(max(ctl.deadline_s, 0.0), MAX_DEADLINE_SECONDS))
+        reply = await self._answer(client, ctl)
+        self._core.control.send(client, reply)
+
+    async def _answer(self, client: bytes, ctl: Ctl) -> Reply:
+        state = self._core.state
+        if ctl.op == "status":
+            return Reply(ctl.call_id, result=status(state, time.monotonic()))
+        if not state.accepting:
+            return Reply(ctl.call_id, "failed", "the fleet is stopping")
+        model = state.find_model(ctl.target)
+        if ctl.target and model is None:
+            known = ", ".join(state.models)
+            hint = nearby(ctl.target, state.models)
+            return Reply(ctl.call_id, "not_found", f"no model {ctl.target!r} in this fleet ({known}){hint}")
+        if operation := self._own.get(ctl.op):
+            if model is None:
+                return Reply(ctl.call_id, "invalid", f"{ctl.op} needs a model: {', '.join(state.models)}")
+            return await operation(client, ctl, model)
+        return await self._pass_on(ctl, list(state.models.values()) if model is None else [model])
+
+    async def _drain(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
+        """Send the model nothing new, and wait until what runs has finished."""
+        if model.goal is Goal.UNLOAD:
+            return Reply(ctl.call_id, "invalid", f"{model.name} is unloaded, or about to be")
+        model.goal = Goal.DRAIN
+        self._core.events.event("", f"draining {model.name}")
+        self._lifecycle.pursue(model)
+        return await self._wait_for(
+            client, ctl, model, "drained", lambda r: r.state not in (State.READY, State.DRAINING)
+        )
+
+    async def _resume(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
+        """Send the model requests again."""
+        if model.goal is Goal.UNLOAD:
+            return Reply(
+                ctl.call_id,
+                "invalid",
+                f"{model.name} is unloaded, or about to be; `mlxhost ctl load {model.name}` loads it",
+            )
+        model.goal = Goal.SERVE
+        self._core.events.event("", f"resumed {model.name}")
+        self._lifecycle.pursue(model)
+        return self._done(ctl, model)
+
+    async def _unload(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
+        """Drain the model, then end its processes."""
+        model.goal = Goal.UNLOAD
+        self._core.events.event("", f"unloading {model.name}")
+        self._lifecycle.pursue(model)
+        return await self._wait_for(client, ctl, model, "unloaded", lambda r: r.state is State.UNLOADED)
+
+    async def _load(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
+        """Load the model, also after it failed, and wait until it serves."""
+        self._core.events.event("", f"loading {model.name}")
+        self._lifecycle.load(model)
+        return await self._wait_for(client, ctl, model, "ready", lambda r: r.state in SETTLED)
+
+    async def _wait_for(
+        self, client: bytes, ctl: Ctl, model: Model, wanted: str, reached: Callable[[Replica], bool]
+    ) -> Reply:
+        if not ctl.args.get("wait", True):
+            return self._done(ctl, model)
+        goal, told = model.goal, ""
+
+        def tell() -> None:
+            nonlocal told
+            news = progress_line(model)
+            if news != told:
+                told = news
+                self._core.control.send(client, News(ctl.call_id, news))
+
+        def over() -> bool:
+            return (
+                all(map(reached, model.replicas)) or model.goal is not goal or not self._core.state.accepting
+            )
+
+        in_time = await self._core.changes.until(over, ctl.deadline_s, tell)
+        if not self._core.state.accepting:
+            return Reply(ctl.call_id, "failed", "the fleet is stopping")
+        if model.goal is not goal:
+            return Reply(
+                ctl.call_id, "failed", f"{model.name}: overtaken by another call ({model.goal.value})"
+            )
+        if not in_time:
+            return Reply(
+                ctl.call_id,
+                "timeout",
+                f"{model.name} is not {wanted} after {ctl.deadline_s:.0f} s ({progress_line(model)}); "
+                "it goes on without you waiting",
+            )
+        failed = [r for r in model.replicas if r.state is State.FAILED]
+        if failed and goal is Goal.SERVE:
+            reasons = "; ".join(f"{r.slot}: {r.reason}" for r in failed)
+            return Reply(ctl.call_id, "failed", reasons, self._states(model))
+        return self._done(ctl, model)
+
+    def _done(self, ctl: Ctl, model: Model) -> Reply:
+        return Reply(ctl.call_id, result=self._states(model))
+
+    def _states(self, model: Model) -> dict[str, Any]:
+        return {"model": model.name, "replicas": {r.slot: r.state.value for r in model.replicas}}
+
+    async def _pass_on(self, ctl: Ctl, models: list[Model]) -> Reply:
+        """Call the operation on every running replica of `models`."""
+        replicas = [r for m in models for r in m.replicas]
+        running = [r for r in replicas if r.state in WAS_READY and r.ready]
+        if not running:
+            names = ", ".join(m.name for m in models)
+            return Reply(ctl.call_id, "invalid", f"nothing of {names} is running")
+        unable = [r.slot for r in running if r.ready and ctl.op not in r.ready.operations]
+        if len(unable) == len(running):
+            return Reply(ctl.call_id, "unsupported", f"{', '.join(unable)}: no operation {ctl.op!r}")
+        asked = [r for r in running if r.slot not in unable]
+        replies = await asyncio.gather(
+            *(self._core.calls.call((r.slot, r.epoch), ctl.op, ctl.args, ctl.deadline_s) for r in asked)
+        )
+        answers = {
+            r.slot: {"code": reply.code, "message": reply.message, "result": reply.result}
+            for r, reply in zip(asked, replies, strict=True)
+        }
+        answers |= {
+            slot: {"code": "unsupported", "message": f"no operation {ctl.op!r}", "result": {}}
+            for slot in unable
+        }
+        bad = [f"{slot}: {a['message'] or a['code']}" for slot, a in answers.items() if a["code"] != "ok"]
+        return Reply(ctl.call_id, "failed" if bad else "ok", "; ".join(bad), {"replicas": answers})
+
+
+def progress_line(model: Model) -> str:
+    """Where the replicas of `model` stand, on one line."""
+    return ", ".join(_progress(r) for r in model.replicas)
+
+
+def _progress(replica: Replica) -> str:
+    if replica.state is State.DRAINING:
+        return f"{replica.slot} draining, {replica.in_flight} in flight"
+    if replica.state is State.LOADING and (progress := replica.progress):
+        percent = f" {100 * progress.done // progress.total} %" if progress.total else ""
+        return f"{replica.slot} {progress.phase}{percent}"
+    return f"{replica.slot} {replica.state.value}"

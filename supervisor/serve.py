@@ -1,0 +1,102 @@
+"""One fleet from its first process to its last: what `mlxhost up` runs once the models are known."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+
+from mlxhost.supervisor.clock import Clock
+from mlxhost.supervisor.controlsocket import ControlSocket
+from mlxhost.supervisor.core import Core
+from mlxhost.supervisor.errors import UserError
+from mlxhost.supervisor.events import Events
+from mlxhost.supervisor.inbox import Inbox
+from mlxhost.supervisor.lifecycle import Lifecycle
+from mlxhost.supervisor.operations import Operations
+from mlxhost.supervisor.port import listen, url_of
+from mlxhost.supervisor.rundir import Card, RunDir
+from mlxhost.supervisor.settings import Settings
+from mlxhost.supervisor.shutdown import shut_down
+from mlxhost.supervisor.state import State, new_fleet
+from mlxhost.wire.sockets import ipc_endpoint
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(settings: Settings, listener: socket.socket, events: Events) -> None:
+    """Run the fleet until a signal ends it. Raises UserError when it cannot start or go on."""
+    listen(listener)
+    rundir = RunDir.create()
+    try:
+        asyncio.run(_serve(settings, listener, rundir, events))
+    finally:
+        rundir.remove()
+
+
+async def _serve(settings: Settings, listener: socket.socket, rundir: RunDir, events: Events) -> None:
+    url = url_of(listener)
+    control = ControlSocket(ipc_endpoint(rundir.sockets, "control"))
+    state = new_fleet(
+        name=rundir.name,
+        url=url,
+        routing=settings.routing,
+        models=settings.models,
+        frontends=settings.frontends,
+    )
+    rundir.publish(Card(os.getpid(), control.endpoint, url, rundir.name, time.time()))
+    core = Core(settings, state, control, rundir, listener.fileno(), events)
+    lifecycle = Lifecycle(core)
+    _handle_signals(core)
+    core.background(Inbox(core, lifecycle, Operations(core, lifecycle)).run())
+    core.background(Clock(core, lifecycle).run())
+    try:
+        await _run(core, lifecycle)
+    finally:
+        await lifecycle.kill_everything()
+        await core.cancel_background()
+        control.close()
+
+
+async def _run(core: Core, lifecycle: Lifecycle) -> None:
+    for member in core.state.members():
+        lifecycle.start(member)
+    await core.changes.until(lambda: _ended(core) or _all_ready(core) or _first_failure(core))
+    if not _ended(core):
+        if failure := _first_failure(core):
+            raise UserError(failure)
+        core.serving = True
+        core.events.serving(core.state)
+        await core.changes.until(lambda: _ended(core))
+    if core.fatal:
+        raise core.fatal
+    await shut_down(core, lifecycle)
+
+
+def _ended(core: Core) -> bool:
+    return core.stop_requests > 0 or core.fatal is not None
+
+
+def _all_ready(core: Core) -> bool:
+    return all(m.state in (State.READY, State.DRAINED, State.UNLOADED) for m in core.state.members())
+
+
+def _first_failure(core: Core) -> str:
+    """Why the first start is in vain, if it is: one bad model should not go unseen among good ones."""
+    for replica in core.state.replicas():
+        if replica.state is State.FAILED:
+            return f"{replica.model.name}: {replica.reason}"
+    return ""
+
+
+def _handle_signals(core: Core) -> None:
+    """The handler only counts; the event loop acts."""
+
+    def count() -> None:
+        core.stop_requests += 1
+        core.changes.notify()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
+            loop.add_signal_handler(number, count)
