@@ -1,0 +1,7 @@
+"""`python -I -m mlxhost.frontend`, started by the supervisor only."""
+
+import sys
+
+from mlxhost.frontend.main import main
+
+sys.exit(main())

@@ -1,0 +1,117 @@
+"""The link to the supervisor: handshake, FLEET and STOP in, heartbeats out."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import psutil
+import zmq
+
+from mlxhost.frontend import logs
+from mlxhost.frontend.zmqloop import LoopSocket
+from mlxhost.wire import control, sockets, version
+from mlxhost.wire.boot import Boot
+from mlxhost.wire.codec import decode, encode
+from mlxhost.wire.data import Load
+from mlxhost.wire.errors import DecodeError, HandshakeRefused
+
+HANDSHAKE_S = 30.0
+
+
+class ControlLink:
+    """A DEALER on the supervisor's control ROUTER."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", boot: Boot) -> None:
+        self._boot = boot
+        self._process = psutil.Process()
+        self._init: asyncio.Future[control.Init] = asyncio.get_running_loop().create_future()
+        self.on_fleet: Callable[[control.Fleet], None] | None = None
+        self.on_stop: Callable[[float], None] | None = None  # told the deadline in seconds
+        self._early: list[control.Fleet | control.Stop] = []
+        socket = context.socket(zmq.DEALER)
+        sockets.configure(socket)
+        socket.setsockopt(zmq.IDENTITY, sockets.identity(boot.slot, boot.epoch))
+        socket.connect(boot.control)
+        self._socket = LoopSocket(socket, self._on_message)
+        self._socket.start()
+
+    async def hello(self, data_endpoint: str) -> control.Init:
+        """Introduce this process. Raises HandshakeRefused, or TimeoutError after HANDSHAKE_S."""
+        self._socket.send(
+            encode(
+                control.Hello(
+                    protocol=(version.PROTOCOL_MAJOR, version.PROTOCOL_MINOR),
+                    schema=version.SCHEMA,
+                    role="frontend",
+                    slot=self._boot.slot,
+                    epoch=self._boot.epoch,
+                    pid=os.getpid(),
+                    token=self._boot.token,
+                    build=version.BUILD,
+                    endpoint=data_endpoint,
+                )
+            )
+        )
+        return await asyncio.wait_for(self._init, HANDSHAKE_S)
+
+    def serve(
+        self, on_fleet: Callable[[control.Fleet], None], on_stop: Callable[[float], None], url: str
+    ) -> None:
+        """Say that HTTP is up, and pass on what comes (and came) from the supervisor."""
+        self.on_fleet, self.on_stop = on_fleet, on_stop
+        self._socket.send(encode(control.FrontendReady(url)))
+        early, self._early = self._early, []
+        for message in early:
+            self._pass_on(message)
+
+    def heartbeat(self, in_flight: int) -> None:
+        """Report the number of requests being answered."""
+        beat = control.Heartbeat(
+            busy=in_flight > 0,
+            load=Load(running=in_flight),
+            resident_bytes=self._resident_bytes(),
+            in_flight=in_flight,
+        )
+        self._send(beat)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _resident_bytes(self) -> int:
+        memory = self._process.memory_full_info()
+        return int(getattr(memory, "pss", memory.uss))  # PSS exists on Linux only
+
+    def _send(self, message: control.Heartbeat | control.Reply) -> None:
+        try:
+            self._socket.send(encode(message))
+        except zmq.Again:
+            logs.warning("control_link_full", message=type(message).__name__)
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        try:
+            message, _ = decode(frames)
+        except DecodeError as error:
+            logs.warning("control_message_dropped", reason=error)
+            return
+        match message:
+            case control.Init():
+                if not self._init.done():
+                    self._init.set_result(message)
+            case control.Refused():
+                if not self._init.done():
+                    self._init.set_exception(HandshakeRefused(message.code, message.message))
+            case control.Fleet() | control.Stop():
+                self._pass_on(message)
+            case control.Ctl():
+                why = f"a frontend has no operation {message.op!r}"
+                self._send(control.Reply(message.call_id, "unsupported", why))
+            case _:
+                logs.warning("control_message_dropped", reason=f"unexpected {type(message).__name__}")
+
+    def _pass_on(self, message: control.Fleet | control.Stop) -> None:
+        if self.on_fleet is None or self.on_stop is None:
+            self._early.append(message)
+        elif isinstance(message, control.Fleet):
+            self.on_fleet(message)
+        else:
+            self.on_stop(message.deadline_s)

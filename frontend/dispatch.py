@@ -1,0 +1,361 @@
+"""The one owner of the data ROUTER: rows out to the workers, tokens back to the rows.
+
+Guarantees to the HTTP side: every row ends exactly once (finished, rejected, or lost), whatever workers
+send or fail to send; late, duplicate and foreign messages change nothing.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from mlxhost.frontend import logs
+from mlxhost.frontend.errors import ApiError, InternalError, Unavailable, WorkerLost
+from mlxhost.frontend.models import READY, ModelTable, replica_key
+from mlxhost.frontend.rejects import reject_error
+from mlxhost.frontend.routing import Candidate, ReplicaKey, pick
+from mlxhost.frontend.rows import Call, Row, RowSpec
+from mlxhost.frontend.zmqloop import LoopSocket
+from mlxhost.wire import data, sockets
+from mlxhost.wire.codec import decode, encode
+from mlxhost.wire.control import Fleet, FleetModel
+from mlxhost.wire.errors import DecodeError
+
+# A replica may be ready a moment before its data link is up.
+CONNECT_WAIT_S = 2.0
+# The supervisor finds a stuck worker within seconds; this is for a worker that it believes healthy.
+SILENCE_S = 600.0
+# How many seconds running a worker must report that it has no rows before ours are given up.
+IDLE_TICKS = 3
+MAX_UNKNOWN_PEERS = 1024
+_HANDLES = 1 << 32
+
+
+@dataclass(slots=True)
+class Replica:
+    """What this frontend knows of one spawn of a replica."""
+
+    key: ReplicaKey
+    model: str = ""  # empty until a FLEET lists it
+    connected: bool = False  # it has said hello on the data socket
+    load: data.Load = field(default_factory=data.Load)
+    pending: dict[int, int] = field(default_factory=dict)  # KV tokens by seq, of ADDs newer than `load`
+    rows: dict[int, Row] = field(default_factory=dict)
+    unsent_aborts: list[tuple[int, str]] = field(default_factory=list)
+    seq: int = 0
+    heard: float = 0.0  # monotonic time of its last message
+    idle_ticks: int = 0
+
+    @property
+    def candidate(self) -> Candidate:
+        load = self.load
+        return Candidate(
+            key=self.key,
+            in_flight=load.running + load.waiting + len(self.pending),
+            kv_tokens=load.kv_tokens + sum(self.pending.values()),
+            kv_capacity=load.kv_capacity,
+        )
+
+    def take_load(self, load: data.Load) -> None:
+        """Remember a newer report; what it includes is no longer pending."""
+        self.load = load
+        for seq in list(itertools.takewhile(lambda s: s <= load.last_seq, self.pending)):
+            del self.pending[seq]
+
+
+class Dispatcher:
+    """Rows by (replica, handle), replicas by (slot, epoch)."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, table: ModelTable) -> None:
+        self._table = table
+        self._replicas: dict[ReplicaKey, Replica] = {}
+        self._turns: Counter[str] = Counter()
+        self._next_handle = 0
+        self._changed = asyncio.Event()
+        self.dropped: Counter[str] = Counter()  # messages that were ignored, by reason
+        socket = context.socket(zmq.ROUTER)
+        sockets.configure(socket)
+        if endpoint.startswith("ipc://"):
+            sockets.bind_ipc(socket, endpoint)
+        self._socket = LoopSocket(socket, self._on_message)
+        self._socket.start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    async def start(self, name: str, specs: Sequence[RowSpec]) -> Call:
+        """Route and send one ADD for each spec.
+
+        Raises ModelNotReady, ShuttingDown or WorkerLost; then no row is left running.
+        """
+        await self._connected(name)
+        call = Call()
+        try:
+            for index, spec in enumerate(specs):
+                self._send_add(self._table.current(name), spec, index, call)
+        except ApiError:
+            self.abort(call, "another choice of the request could not be sent")
+            raise
+        return call
+
+    def abort(self, call: Call, reason: str) -> None:
+        """Forget the call's rows and stop those that still run; harmless on finished ones."""
+        for row in call.rows:
+            self.abort_row(row, reason)
+
+    def abort_row(self, row: Row, reason: str) -> None:
+        """Stop one row, if it runs. Whatever its worker still sends for it is ignored."""
+        replica = self._replicas.get(row.replica)
+        if replica is not None and self._forget(replica, row):
+            replica.unsent_aborts.append((row.handle, reason))
+            self._flush_aborts(replica)
+
+    def routable(self, model: FleetModel) -> list[Replica]:
+        """Replicas of `model` that may take a request now, in a stable order."""
+        found = (self._replicas.get(replica_key(r)) for r in model.replicas if r.state == READY)
+        return [r for r in found if r is not None and r.connected]
+
+    async def _connected(self, name: str) -> None:
+        """Return once some ready replica of the model has its data link up."""
+        deadline = time.monotonic() + CONNECT_WAIT_S
+        while not self.routable(model := self._table.current(name)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Unavailable(
+                    f"The model {model.name!r} is ready but its workers are not connected to this frontend",
+                    "worker_not_connected",
+                )
+            waiter = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait((waiter,), timeout=left)
+            waiter.cancel()
+
+    def _send_add(self, model: FleetModel, spec: RowSpec, index: int, call: Call) -> None:
+        while replicas := self.routable(model):
+            turn = self._turns[model.name]
+            chosen = pick(model.routing, [r.candidate for r in replicas], turn)
+            replica = self._replicas[chosen.key]
+            handle, seq = self._new_handle(), replica.seq + 1
+            add = data.Add(
+                handle=handle,
+                seq=seq,
+                request_id=spec.request_id,
+                sampling=spec.sampling,
+                limits=spec.limits,
+                priority=spec.priority,
+                client=spec.client,
+                session_id=spec.session_id,
+                trace=spec.trace,
+            )
+            if not self._try_send(replica, encode(add, spec.prompt)):
+                continue
+            self._turns[model.name] += 1
+            replica.seq = seq
+            replica.pending[seq] = spec.prompt_tokens + (spec.limits.max_tokens or 0)
+            row = Row(handle, index, model.name, replica.key, seq, spec.prompt_tokens, call)
+            replica.rows[handle] = row
+            call.rows.append(row)
+            return
+        raise WorkerLost(model.name, "it could not be reached")
+
+    def _try_send(self, replica: Replica, frames: Sequence[bytes | memoryview]) -> bool:
+        """Send an ADD; when the peer is gone or takes nothing, it counts as not connected."""
+        try:
+            self._socket.send([sockets.identity(*replica.key), *frames])
+        except zmq.ZMQError as error:
+            logs.warning("unreachable", slot=replica.key[0], epoch=replica.key[1], reason=error)
+            replica.connected = False
+            if error.errno != zmq.EAGAIN:
+                self._lose(replica, "its data link broke")
+            return False
+        return True
+
+    def _flush_aborts(self, replica: Replica) -> None:
+        if not replica.unsent_aborts:
+            return
+        try:
+            self._socket.send(
+                [sockets.identity(*replica.key), *encode(data.Abort(list(replica.unsent_aborts)))]
+            )
+        except zmq.Again:
+            return  # its queue is full; `tick` tries again
+        except zmq.ZMQError:
+            pass  # the peer is gone, and its rows with it
+        replica.unsent_aborts.clear()
+
+    def _new_handle(self) -> int:
+        taken = True
+        while taken:
+            self._next_handle = (self._next_handle + 1) % _HANDLES
+            taken = any(self._next_handle in r.rows for r in self._replicas.values())
+        return self._next_handle
+
+    # --- the fleet ------------------------------------------------------------------------------------
+
+    def on_fleet(self, fleet: Fleet) -> None:
+        """Take over the fleet's new state: rows of replicas that are gone end with WorkerLost."""
+        self._table.update(fleet)
+        live = {}
+        for model, listed in self._table.live_replicas():
+            key = replica_key(listed)
+            live[key] = self._replicas.setdefault(key, Replica(key))
+            live[key].model = model.name
+        newest = dict(sorted(live))
+        for key, replica in list(self._replicas.items()):
+            superseded = key[1] < newest.get(key[0], 0)
+            if key not in live and (replica.model or superseded):
+                del self._replicas[key]
+                self._lose(replica, "its process ended")
+        self._wake()
+
+    def tick(self) -> None:
+        """Call each second: the last resorts against a worker that lost a row or says nothing."""
+        now = time.monotonic()
+        for replica in self._replicas.values():
+            self._flush_aborts(replica)
+            if not replica.rows:
+                replica.idle_ticks = 0
+                continue
+            idle = not replica.load.running and not replica.load.waiting and not replica.pending
+            replica.idle_ticks = replica.idle_ticks + 1 if idle else 0
+            if replica.idle_ticks > IDLE_TICKS:
+                self._lose(replica, "it no longer knows the request")
+            elif now - replica.heard > SILENCE_S:
+                self._lose(replica, f"it has said nothing for {SILENCE_S:g} s")
+
+    def _lose(self, replica: Replica, why: str) -> None:
+        """End all rows of a replica."""
+        for row in list(replica.rows.values()):
+            self._end(replica, row, error=WorkerLost(row.model, why))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # --- messages from workers ------------------------------------------------------------------------
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        key = sockets.parse_identity(frames[0])
+        if key is None:
+            self._drop(("?", 0), "identity", repr(frames[0]))
+            return
+        try:
+            message, _ = decode(frames[1:])
+        except DecodeError as error:
+            self._drop(key, "undecodable", str(error))
+            return
+        replica = self._replicas.get(key) or self._unknown_peer(key)
+        if replica is None:
+            self._drop(key, "unknown_peer", "too many peers that no fleet lists")
+            return
+        replica.heard = time.monotonic()
+        match message:
+            case data.Out():
+                self._on_out(replica, message)
+            case data.Accepted():
+                self._on_accepted(replica, message)
+            case data.Reject():
+                if row := replica.rows.get(message.handle):
+                    self._end(replica, row, error=reject_error(row.model, message))
+            case _:
+                self._drop(key, "unexpected", type(message).__name__)
+
+    def _unknown_peer(self, key: ReplicaKey) -> Replica | None:
+        """A worker may dial before the FLEET that lists it gets here."""
+        if sum(not r.model for r in self._replicas.values()) >= MAX_UNKNOWN_PEERS:
+            return None
+        return self._replicas.setdefault(key, Replica(key))
+
+    def _on_out(self, replica: Replica, out: data.Out) -> None:
+        if out.epoch != replica.key[1]:
+            self._drop(replica.key, "epoch", f"OUT of epoch {out.epoch}")
+            return
+        if not _well_formed(out):
+            self._drop(replica.key, "columns", "OUT whose columns do not agree")
+            return
+        replica.take_load(out.load)
+        if not replica.connected:
+            replica.connected = True
+            self._wake()
+        start = 0
+        for i, handle in enumerate(out.handles):
+            end = start + out.counts[i]
+            row = replica.rows.get(handle)
+            if row is not None:
+                row.tokens += out.tokens[start:end]
+                row.received += end - start
+                if out.finish[i] != data.Finish.RUNNING:
+                    self._on_finish(replica, row, out, i)
+                row.call.touch(row)
+            start = end
+
+    def _on_finish(self, replica: Replica, row: Row, out: data.Out, i: int) -> None:
+        row.cached_tokens = _cell(out.cached_tokens, i, row.cached_tokens)
+        row.completion_tokens = _cell(out.completion_tokens, i, row.received)
+        detail = out.detail[i] if out.detail else ""
+        finish = data.Finish(out.finish[i])
+        if finish is data.Finish.ERROR:
+            self._end(replica, row, error=InternalError(detail or "generation failed", "generation_failed"))
+        elif finish is data.Finish.ABORT:  # not by us: rows that we abort are forgotten at once
+            why = detail or "it stopped before the answer was complete"
+            self._end(replica, row, error=WorkerLost(row.model, why))
+        else:
+            self._end(replica, row, finish=finish)
+
+    def _on_accepted(self, replica: Replica, accepted: data.Accepted) -> None:
+        if row := replica.rows.get(accepted.handle):
+            row.accepted = True
+            row.cached_tokens = accepted.cached_tokens
+            row.call.touch(row)
+
+    def _end(
+        self,
+        replica: Replica,
+        row: Row,
+        *,
+        finish: data.Finish = data.Finish.RUNNING,
+        error: ApiError | None = None,
+    ) -> None:
+        if self._forget(replica, row):
+            row.finish, row.error = finish, error
+            row.call.touch(row)
+
+    def _forget(self, replica: Replica, row: Row) -> bool:
+        """Take a row off the books; False when it was not on them, so that nothing ends twice."""
+        replica.pending.pop(row.seq, None)
+        return replica.rows.pop(row.handle, None) is not None
+
+    def _drop(self, key: ReplicaKey, reason: str, detail: str) -> None:
+        self.dropped[reason] += 1
+        count = self.dropped[reason]
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th...: a flood of them must not flood the log
+            logs.warning(
+                "message_dropped", slot=key[0], epoch=key[1], reason=reason, count=count, detail=detail
+            )
+
+
+def data_endpoint(runtime_dir: str, slot: str, epoch: int) -> str:
+    """Where a frontend binds its data ROUTER."""
+    return sockets.ipc_endpoint(Path(runtime_dir), f"data-{slot}-{epoch}")
+
+
+def _well_formed(out: data.Out) -> bool:
+    rows = len(out.handles)
+    columns: Iterable[Sequence[object]] = (out.detail, out.completion_tokens, out.cached_tokens)
+    return (
+        len(out.counts) == len(out.finish) == rows
+        and all(len(c) in (0, rows) for c in columns)
+        and all(c >= 0 for c in out.counts)
+        and sum(out.counts) == len(out.tokens)
+        and all(0 <= f <= data.Finish.ERROR for f in out.finish)
+    )
+
+
+def _cell(column: Sequence[int], i: int, default: int) -> int:
+    return column[i] if column else default

@@ -1,0 +1,1 @@
+"""What every HTTP API here shares: the application, body reading, server-sent events."""

@@ -1,0 +1,140 @@
+"""The common way of chat completions and completions: a checked request in, an answer out."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from mlxhost.frontend import logs
+from mlxhost.frontend.errors import ApiError, InternalError
+from mlxhost.frontend.generation import Choice, Ending, Generation
+from mlxhost.frontend.http.body import read_body
+from mlxhost.frontend.http.context import log_key, services_of
+from mlxhost.frontend.http.sse import DONE, EventStream, event
+from mlxhost.frontend.models import max_model_len
+from mlxhost.frontend.openai.errors import error_object
+from mlxhost.frontend.openai.format import Answer, Format, Whole
+from mlxhost.frontend.openai.plan import row_specs
+from mlxhost.frontend.openai.requests import GenerationRequest
+from mlxhost.frontend.openai.unsupported import refuse_unsupported
+from mlxhost.frontend.services import Services
+from mlxhost.frontend.text.model import TextModel
+from mlxhost.wire.control import FleetModel
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[RequestT]):
+    """A request whose body is understood and whose model can serve it."""
+
+    http: web.Request
+    services: Services
+    body: RequestT
+    model: FleetModel
+    text: TextModel
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt to answer n times: its ids, how long an answer may be, what to repeat before it."""
+
+    ids: Sequence[int]
+    max_tokens: int
+    echo: str = ""
+
+
+async def prepare(http: web.Request, kind: type[RequestT]) -> Prepared[RequestT]:
+    """Read the body and find its model. Raises the typed error of whatever is wrong with either."""
+    services = services_of(http)
+    body = await read_body(http, kind, services.max_body_bytes)
+    http[log_key].model = body.model
+    refuse_unsupported(body)
+    model = services.table.current(body.model)
+    if model.card is None:
+        raise InternalError(f"The model {model.name!r} is ready but has told nothing about its tokenizer")
+    text = await services.texts.get(model.card)
+    return Prepared(http, services, body, model, text, max_model_len(model))
+
+
+async def serve(
+    prepared: Prepared[RequestT], prompts: Sequence[Prompt], ending: Ending, kind: type[Format]
+) -> web.StreamResponse:
+    """Run the rows and answer, streaming or not. Raises ApiError as long as no header is sent."""
+    services, body, http = prepared.services, prepared.body, prepared.http
+    log = http[log_key]
+    log.prompt_tokens = sum(len(p.ids) for p in prompts)
+    specs = row_specs(
+        body,
+        prepared.text.defaults,
+        [(p.ids, p.max_tokens) for p in prompts],
+        request_id=log.request_id,
+        client=http.remote or "",
+        trace=http.headers.get("traceparent", ""),
+    )
+    call = await services.dispatcher.start(prepared.model.name, specs)
+    choices = [Choice(row, prepared.text.pieces, ending) for row in call.rows]
+    generation = Generation(services.dispatcher, call, choices, [len(p.ids) for p in prompts])
+    answer = kind(
+        Answer(
+            id=kind.prefix + secrets.token_hex(12),
+            created=int(time.time()),
+            model=prepared.model.name,
+            token_ids=bool(body.return_token_ids),
+            prompt_ids=[p.ids for p in prompts],
+            echoes=[p.echo for p in prompts],
+            n=body.n or 1,
+        )
+    )
+    try:
+        await generation.accepted()
+        if not body.stream:
+            return await _whole(generation, answer)
+        options = body.stream_options
+        return await _stream(prepared, generation, answer, bool(options and options.include_usage))
+    finally:
+        generation.close()
+        log.completion_tokens = generation.usage().completion
+
+
+async def _whole(generation: Generation, answer: Format) -> web.Response:
+    texts: list[list[str]] = [[] for _ in generation.choices]
+    ids: list[list[int]] = [[] for _ in generation.choices]
+    async for pieces in generation.pieces():
+        for piece in pieces:
+            texts[piece.index].append(piece.text)
+            ids[piece.index] += piece.ids
+    wholes = [
+        Whole("".join(texts[c.index]), ids[c.index], c.reason)
+        for c in generation.choices
+        if c.reason is not None
+    ]
+    body = answer.whole(wholes, generation.usage())
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _stream(
+    prepared: Prepared[RequestT], generation: Generation, answer: Format, include_usage: bool
+) -> web.StreamResponse:
+    stream = EventStream(prepared.http, prepared.services.keep_alive)
+    await stream.open()
+    try:
+        await stream.send(answer.opening())
+        async for pieces in generation.pieces():
+            await stream.send(b"".join(map(answer.piece, pieces)))
+    except ConnectionError:  # the client is gone
+        raise
+    except Exception as error:  # the status line is out: all that is left is to say it in the stream
+        failed = error if isinstance(error, ApiError) else InternalError("the answer failed")
+        if failed is not error:
+            logs.exception("stream_failed", request_id=prepared.http[log_key].request_id)
+        prepared.http[log_key].note = failed.code or failed.kind
+        await stream.send(event(msgspec.json.encode({"error": error_object(failed)})))
+        return await stream.close(broken=True)
+    await stream.send((answer.usage(generation.usage()) if include_usage else b"") + DONE)
+    return await stream.close()

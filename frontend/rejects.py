@@ -1,0 +1,25 @@
+"""REJECT -> the error that the HTTP client sees."""
+
+from mlxhost.frontend.errors import ApiError, BadRequest, InternalError, QueueFull, Unavailable
+from mlxhost.wire import data
+
+_BAD_REQUESTS = {
+    data.REJECT_CONTEXT: "context_length_exceeded",
+    data.REJECT_UNSUPPORTED: "unsupported_parameter",
+    data.REJECT_INVALID: None,
+}
+
+
+def reject_error(model: str, reject: data.Reject) -> ApiError:
+    """The typed error for a row that the worker refused."""
+    if reject.code == data.REJECT_QUEUE_FULL:
+        return QueueFull(f"The model {model!r} is busy: {reject.message}", reject.retry_after_s or 1.0)
+    if reject.code == data.REJECT_DRAINING:
+        return Unavailable(
+            f"The model {model!r} is draining: {reject.message}",
+            "model_draining",
+            retry_after_s=reject.retry_after_s or 10.0,
+        )
+    if reject.code in _BAD_REQUESTS:
+        return BadRequest(reject.message, code=_BAD_REQUESTS[reject.code])
+    return InternalError(f"The worker refused the request ({reject.code}): {reject.message}", reject.code)

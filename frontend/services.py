@@ -1,0 +1,21 @@
+"""What the HTTP handlers work with: one instance a process."""
+
+from dataclasses import dataclass
+
+from mlxhost.frontend.dispatch import Dispatcher
+from mlxhost.frontend.gate import Gate
+from mlxhost.frontend.http.sse import KeepAlive
+from mlxhost.frontend.models import ModelTable
+from mlxhost.frontend.text.model import TextModels
+from mlxhost.frontend.text.prompts import Prompts
+
+
+@dataclass(frozen=True)
+class Services:
+    table: ModelTable
+    dispatcher: Dispatcher
+    texts: TextModels
+    prompts: Prompts
+    gate: Gate
+    keep_alive: KeepAlive
+    max_body_bytes: int
