@@ -16,7 +16,7 @@ from typing import Any
 from mlxhost.worker.errors import ModelError
 from mlxhost.worker.gguf.cache import cached_directory, is_complete
 
-OnProgress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all (0: not known)
+OnProgress = Callable[[int, int], None]  # bytes of the GGUF done, and in all (0: not known yet)
 
 # The converter reports ten times a second; building a large vocabulary is its longest silence.
 SILENCE_S = 180.0
@@ -40,7 +40,7 @@ def ensure_converted(src: Path, dtype: str, cache_dir: Path, on_progress: OnProg
         try:
             for message in _messages(process, src):
                 if "phase" in message:
-                    on_progress(message["phase"], message["done"], message["total"])
+                    on_progress(message["done"], message["total"])
                 elif "error" in message:
                     raise ModelError(message["error"], message["message"])
                 elif "directory" in message:
