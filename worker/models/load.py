@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxhost.worker.card import read_json
 from mlxhost.worker.errors import ModelError
+from mlxhost.worker.kv import RowKV
 from mlxhost.worker.models.architecture import import_architecture
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -54,6 +55,7 @@ def load_model(
         model = model_class(args_class.from_dict(config))
     except Exception as error:  # a constructor fails in any way it likes on a bad config
         raise ModelError("bad_model", f"{directory / 'config.json'}: {_reason(error)}") from None
+    RowKV.new(model)  # refuses a kind of cache it does not know before gigabytes are read
     notes = []
     try:
         if hasattr(model, "sanitize"):
