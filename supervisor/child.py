@@ -3,12 +3,17 @@
 A child leads its own session, so a terminal's Ctrl-C reaches the supervisor alone, and whatever the child
 starts is ended with its process group. Its stdin is the lifeline pipe (wire.boot); its output comes
 back line by line.
+
+Not asyncio's subprocesses: those report an exit only once the output is closed, which a grandchild (a
+conversion, say) may hold open.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +21,7 @@ from mlxhost.wire.boot import Boot, write_boot
 
 KEPT_LINES = 20
 MAX_LINE_BYTES = 4096
+READ_BYTES = 65_536
 # A grandchild may hold the output open after the child is gone; its words can wait no longer than this.
 LAST_WORDS_SECONDS = 0.3
 
@@ -24,27 +30,30 @@ class Child:
     """A running (or just ended) process of the fleet."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, lifeline: int, on_line: Callable[[str], None]
+        self, process: "subprocess.Popen[bytes]", output: int, lifeline: int, on_line: Callable[[str], None]
     ) -> None:
-        self._process, self._lifeline, self._on_line = process, lifeline, on_line
+        self.pid = process.pid
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._reader = asyncio.create_task(self._read())
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self._process, self._output, self._lifeline, self._on_line = process, output, lifeline, on_line
+        self._pending = b""
+        self._output_ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(output, False)
+        self._loop.add_reader(output, self._read)
 
     async def exit_code(self) -> int:
         """Wait for the end; negative is the signal that caused it. What is left of its group is killed."""
-        code = await self._process.wait()
+        await exited(self._process)
         self.signal(signal.SIGKILL)
-        self._close_lifeline()
+        code = self._process.wait()
+        os.close(self._lifeline)
         return code
 
     async def last_words(self) -> list[str]:
         """After the exit: the last lines it wrote."""
-        await asyncio.wait([self._reader], timeout=LAST_WORDS_SECONDS)
-        self._reader.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._output_ended.wait(), LAST_WORDS_SECONDS)
+        self._close_output()
         return list(self.lines)
 
     def signal(self, number: signal.Signals) -> None:
@@ -52,25 +61,25 @@ class Child:
         with contextlib.suppress(OSError):
             os.killpg(self.pid, number)
 
-    def _close_lifeline(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-
-    async def _read(self) -> None:
-        stream = self._process.stdout
-        if stream is None:
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._output, READ_BYTES)
+        except BlockingIOError:
             return
-        pending = b""
-        while chunk := await stream.read(65_536):
-            *whole, pending = (pending + chunk).split(b"\n")
-            for line in whole:
-                self._emit(line)
-            if len(pending) > MAX_LINE_BYTES:
-                self._emit(pending)
-                pending = b""
-        if pending:
-            self._emit(pending)
+        *whole, self._pending = (self._pending + chunk).split(b"\n")
+        for line in whole:
+            self._emit(line)
+        if not chunk or len(self._pending) > MAX_LINE_BYTES:
+            self._emit(self._pending)
+            self._pending = b""
+        if not chunk:
+            self._close_output()
+
+    def _close_output(self) -> None:
+        if not self._output_ended.is_set():
+            self._output_ended.set()
+            self._loop.remove_reader(self._output)
+            os.close(self._output)
 
     def _emit(self, raw: bytes) -> None:
         line = raw[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip()
@@ -79,7 +88,33 @@ class Child:
             self._on_line(line)
 
 
-async def spawn(
+async def exited(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until `process` has ended. On Linux it is not reaped yet, so its id is still its own."""
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    try:
+        fd = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # macOS, or an old kernel
+        threading.Thread(target=_wait_in_thread, args=(process, loop, over), daemon=True).start()
+        await over.wait()
+        return
+    try:
+        loop.add_reader(fd, over.set)
+        await over.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+def _wait_in_thread(
+    process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, over: asyncio.Event
+) -> None:
+    process.wait()
+    with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+        loop.call_soon_threadsafe(over.set)
+
+
+def spawn(
     command: Sequence[str],
     boot: Boot,
     *,
@@ -89,25 +124,28 @@ async def spawn(
 ) -> Child:
     """Start `command` and tell it where to dial. Call from the main thread only: a child asks the kernel to
     die with the thread that spawned it. Raises OSError when it cannot be started."""
-    read_end, write_end = os.pipe()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=read_end,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **env},
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(write_end)
-        raise
-    finally:
-        os.close(read_end)
+    with contextlib.ExitStack() as on_failure:
+        stdin, lifeline = os.pipe()
+        on_failure.callback(os.close, lifeline)
+        output, stdout = os.pipe()
+        on_failure.callback(os.close, output)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stdout,
+                env={**os.environ, **env},
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        on_failure.pop_all()
     with contextlib.suppress(BrokenPipeError):  # it died at once; its exit tells why
-        write_boot(write_end, boot)
-    return Child(process, write_end, on_line)
+        write_boot(lifeline, boot)
+    return Child(process, output, lifeline, on_line)
 
 
 def worker_environment(cores: int) -> dict[str, str]:

@@ -51,7 +51,7 @@ class Lifecycle:
         )
         command = core.settings.worker_command if replica else core.settings.frontend_command
         try:
-            child = await spawn(
+            child = spawn(
                 command,
                 boot,
                 on_line=lambda line: core.events.output(member.slot, line),

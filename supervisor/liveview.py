@@ -29,23 +29,33 @@ class LiveBlock:
         if not now and clock - self._drawn_at < REDRAW_SECONDS:
             return
         columns, height = self._size()
-        lines = block(rows, columns, height)
-        write(self._stream, self._erase(columns) + "".join(line + "\n" for line in lines))
-        self._drawn, self._drawn_at = [width(line) for line in lines], clock
+        self._replace(block(rows, columns, height), columns)
+        self._drawn_at = clock
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Write the block once more, in full and to stay."""
+        columns, _ = self._size()
+        self._replace(block(rows, columns, len(rows) + 1), columns)
+        self._drawn = []
 
     def clear(self) -> None:
         """Take the block away, so that ordinary lines can be written."""
         if self._drawn:
-            write(self._stream, self._erase(self._size()[0]))
-            self._drawn = []
+            self._replace([], self._size()[0])
+
+    def _replace(self, lines: Sequence[str], columns: int) -> None:
+        """Line by line: some terminals keep what "erase to the end of the screen" erases as history."""
+        up = sum(max(1, -(-drawn // columns)) for drawn in self._drawn)
+        left = max(0, up - len(lines))
+        text = f"\x1b[{up}A\r" if up else ""
+        text += "".join(f"{line}\x1b[K\n" for line in lines)
+        text += "\x1b[K\n" * left + (f"\x1b[{left}A" if left else "")
+        write(self._stream, text)
+        self._drawn = [width(line) for line in lines]
 
     def _size(self) -> tuple[int, int]:
         columns, height = shutil.get_terminal_size()
         return max(1, columns), max(2, height)
-
-    def _erase(self, columns: int) -> str:
-        up = sum(max(1, -(-drawn // columns)) for drawn in self._drawn)
-        return f"\x1b[{up}A\r\x1b[J" if up else ""
 
 
 def block(rows: Sequence[Row], columns: int, height: int) -> list[str]:

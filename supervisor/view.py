@@ -44,12 +44,11 @@ class View:
         self._line(f"[{printable(slot)}] {printable(line)}", error=True)
 
     def serving(self, state: FleetState) -> None:
+        ready = list(rows(state, time.monotonic()))
         if self._block:
-            self._block.clear()
-            for row in rows(state, time.monotonic()):
-                out(f"  {row.label}  {row.phase}  {row.detail}")
+            self._block.finish(ready)
         else:
-            self._show(list(rows(state, time.monotonic())))
+            self._show(ready)
         self._serving = True
         model = next(iter(state.models), "")
         out(f"Serving on {state.url} after {duration(time.monotonic() - self._began)}. Try:")
