@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from mlxhost.frontend.errors import ModelNotFound, ModelNotReady, ShuttingDown
+from mlxhost.frontend.errors import ModelNotFound, ModelNotReady, ShuttingDown, Unavailable
 from mlxhost.frontend.routing import ReplicaKey
 from mlxhost.wire.control import Fleet, FleetModel, FleetReplica
 
@@ -29,11 +29,12 @@ class ModelTable:
 
     def __init__(self) -> None:
         self.fleet = Fleet(version=0, frontends=[], models=[])
+        self._known = False  # no FLEET yet, so nothing can be said about any name
         self._by_name: dict[str, FleetModel] = {}
 
     def update(self, fleet: Fleet) -> None:
         """Take over a newer FLEET. A model's own name beats another's alias, an alias a directory name."""
-        self.fleet = fleet
+        self.fleet, self._known = fleet, True
         self._by_name = {}
         for model in fleet.models:
             self._by_name.setdefault(model.name, model)
@@ -45,7 +46,10 @@ class ModelTable:
                 self._by_name.setdefault(PurePath(model.card.directory).name, model)
 
     def resolve(self, name: str) -> FleetModel:
-        """The model of that name, alias or directory name. Raises ModelNotFound."""
+        """The model of that name, alias or directory name. Raises ModelNotFound, or Unavailable before the
+        first FLEET."""
+        if not self._known:
+            raise Unavailable("the server is starting", "starting")
         model = self._by_name.get(name)
         if model is None:
             raise ModelNotFound(name, [m.name for m in self.fleet.models])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from mlxhost.frontend import logs
 from mlxhost.wire.codec import Buffer
 
 BURST = 64  # messages taken in one go before other callbacks get their turn
@@ -54,5 +55,8 @@ class LoopSocket:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(frames)
+            try:
+                self._on_message(frames)
+            except Exception:  # one message must not keep those behind it from being read
+                logs.exception("message_handler_failed")
         self._schedule()

@@ -24,7 +24,7 @@ def build_app(services: Services) -> web.Application:
     """The application over `services`."""
     app = web.Application(middlewares=[_around], client_max_size=services.max_body_bytes)
     app[services_key] = services
-    app.on_response_prepare.append(_add_request_id)
+    app.on_response_prepare.append(_add_headers)
     app.add_routes(
         [
             web.post("/v1/chat/completions", _admitted(chat_completions)),
@@ -49,7 +49,8 @@ def _admitted(handler: Handler) -> Handler:
     return admitted
 
 
-async def _add_request_id(http: web.Request, response: web.StreamResponse) -> None:
+async def _add_headers(http: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "mlxhost"
     response.headers["x-request-id"] = http[log_key].request_id if log_key in http else request_id_of(http)
 
 

@@ -82,6 +82,15 @@ def check_consistent(request: GenerationRequest, asked: int | None) -> None:
         raise BadRequest("`stream_options` is only allowed when `stream` is true", param="stream_options")
 
 
+def check_stop_ids(request: GenerationRequest, vocab_size: int) -> None:
+    """Raises BadRequest for a stop id that the model can never write."""
+    wrong = next((i for i in request.stop_token_ids or () if i >= vocab_size), None)
+    if wrong is not None:
+        raise BadRequest(
+            f"`stop_token_ids` holds {wrong}; the vocabulary has {vocab_size}", param="stop_token_ids"
+        )
+
+
 def row_specs(
     request: GenerationRequest,
     defaults: Defaults,

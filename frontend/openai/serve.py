@@ -18,7 +18,7 @@ from mlxhost.frontend.http.sse import DONE, EventStream, event
 from mlxhost.frontend.models import max_model_len
 from mlxhost.frontend.openai.errors import error_object
 from mlxhost.frontend.openai.format import Answer, Format, Whole
-from mlxhost.frontend.openai.plan import row_specs
+from mlxhost.frontend.openai.plan import check_stop_ids, row_specs
 from mlxhost.frontend.openai.requests import GenerationRequest
 from mlxhost.frontend.openai.unsupported import refuse_unsupported
 from mlxhost.frontend.services import Services
@@ -59,6 +59,7 @@ async def prepare(http: web.Request, kind: type[RequestT]) -> Prepared[RequestT]
     if model.card is None:
         raise InternalError(f"The model {model.name!r} is ready but has told nothing about its tokenizer")
     text = await services.texts.get(model.card)
+    check_stop_ids(body, text.vocab_size)
     return Prepared(http, services, body, model, text, max_model_len(model))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlxhost.frontend.errors import ModelNotFound, ModelNotReady, ShuttingDown
+from mlxhost.frontend.errors import ModelNotFound, ModelNotReady, ShuttingDown, Unavailable
 from mlxhost.frontend.models import ModelTable, max_model_len, state_of
 from mlxhost.wire.control import Fleet, FleetModel, FleetReplica, ModelCard
 
@@ -72,6 +72,13 @@ def test_models_that_cannot_serve_say_why(states: tuple[str, ...], state: str, r
     error = caught.value
     assert (error.status, error.code, error.retryable) == (503, f"model_{state}", retryable)
     assert error.retry_after_s is not None
+
+
+def test_before_the_first_fleet_nothing_is_known() -> None:
+    """A frontend that has just started says "retry", not that a model does not exist."""
+    with pytest.raises(Unavailable, match="starting") as caught:
+        ModelTable().current("a")
+    assert caught.value.retryable
 
 
 def test_one_ready_replica_is_enough() -> None:

@@ -94,6 +94,14 @@ def test_contradictions(fields: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+def test_stop_ids_must_be_in_the_vocabulary() -> None:
+    """An id past the vocabulary is refused by name; the last one is fine."""
+    plan.check_stop_ids(request(stop_token_ids=[0, 9]), 10)
+    with pytest.raises(BadRequest, match="holds 10") as caught:
+        plan.check_stop_ids(request(stop_token_ids=[0, 10]), 10)
+    assert caught.value.param == "stop_token_ids"
+
+
 def test_an_empty_stop_string_is_refused() -> None:
     """It would match everywhere."""
     with pytest.raises(BadRequest, match="stop"):

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +63,7 @@ def chat(url: str, model: str = "demo", text: str = "hi", **fields: Any) -> Answ
     return call(url, "/v1/chat/completions", body)
 
 
-def stream(url: str, path: str, body: dict[str, Any]) -> Iterator[tuple[float, Any]]:
+def stream(url: str, path: str, body: dict[str, Any]) -> Generator[tuple[float, Any], None, None]:
     """(seconds since the request, event) as they come. Closing the iterator drops the connection."""
     start = time.monotonic()
     with _connection(url) as connection:
