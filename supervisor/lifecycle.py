@@ -210,6 +210,7 @@ class Lifecycle:
 
     async def kill_everything(self) -> None:
         """End every process of the fleet, whatever it does."""
+        self._state.accepting = False  # or what was killed would be started again
         members = list(self._state.members())
         for member in members:
             member.stopping = True

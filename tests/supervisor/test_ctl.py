@@ -21,7 +21,7 @@ def llama(tiny_models: dict[str, Path]) -> Path:
 def test_status_is_a_table_and_json(tmp_path: Path, llama: Path) -> None:
     """Both forms show every replica and the frontend, with load while a request runs."""
     with serving(tmp_path, f"a={llama}:2,b={llama}", script=SLOW_ROWS) as up:
-        stream = Stream(up.url(), "b", 40).begun()
+        stream = Stream(up.url(), "b", 2000).begun()
         wait_for(lambda: up.replica("b/0")["in_flight"] == 1)
         replica = up.replica("b/0")
         assert replica["kv_tokens"] > 0
@@ -37,7 +37,7 @@ def test_status_is_a_table_and_json(tmp_path: Path, llama: Path) -> None:
             ["b", "0", "ready"],
             ["(frontend)", "0", "ready"],
         ]
-        stream.join()
+    stream.join()
 
 
 def test_drain_waits_for_running_rows_and_resume_serves_again(tmp_path: Path, llama: Path) -> None:

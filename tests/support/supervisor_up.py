@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 ENTRY = Path(__file__).with_name("supervisor_entry.py")
 MLXHOST = Path(sys.executable).with_name("mlxhost")
 QUICK = {"heartbeat_s": 0.2, "tick_s": 0.05}
+MARK = "MLXHOST_TEST_FLEET"
 PROMPT = [40, 41, 42, 43]
 
 _T = TypeVar("_T")
@@ -47,7 +49,7 @@ def mlxhost(home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[s
 
 
 class Up:
-    """One running `mlxhost up`. As a context manager it leaves nothing behind."""
+    """One running `mlxhost up`. As a context manager it leaves nothing behind, and fails if the fleet did."""
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class Up:
         wanted: dict[str, Any] = {"timing": QUICK | (timing or {})}
         if worker_command:
             wanted["worker_command"] = worker_command
+        self._mark = secrets.token_hex(8)
         self.env = os.environ | {
+            MARK: self._mark,
             "MLXHOST_HOME": str(home),
             "MLXHOST_FAKE": json.dumps(script or {}),
             "MLXHOST_TEST_UP": json.dumps(wanted),
@@ -92,14 +96,16 @@ class Up:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pids = self.descendants()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for process in pids:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
         self._reader.join(5)
+        try:
+            wait_for(lambda: not marked(self._mark), 3.0, "no process left")
+        finally:
+            for process in marked(self._mark):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
     # --- what it says
 
@@ -157,6 +163,17 @@ class Up:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every process that was started by the fleet with this mark in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get(MARK) == mark
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def gone(processes: list[psutil.Process]) -> bool:
