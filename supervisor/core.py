@@ -91,7 +91,7 @@ class Core:
         )
 
     def frontend_config(self) -> FrontendConfig:
-        return FrontendConfig(self.listen_fd, self.state.url, self.settings.routing)
+        return FrontendConfig(self.listen_fd, self.state.url)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the rest. An error in it is a bug, and ends the fleet rather than part of it."""

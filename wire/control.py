@@ -64,7 +64,6 @@ class FrontendConfig(Struct, frozen=True):
 
     listen_fd: int
     url: str
-    routing: str = "least-in-flight"
     max_body_bytes: int = 32 * 1024 * 1024
 
 
@@ -149,7 +148,8 @@ class Heartbeat(Struct, tag="heartbeat"):
 
 
 class Dead(Struct, tag="dead"):
-    """Last words. `code`: bad_model, unsupported_architecture, unsupported_quantisation, out_of_memory,
+    """Last words. `code`: what the worker's ModelError says (bad_model, unsupported_architecture,
+    unsupported_quantisation, unsupported_tokenizer, cannot_write, conversion_failed), out_of_memory,
     engine."""
 
     code: str

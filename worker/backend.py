@@ -25,11 +25,6 @@ class Backend:
     blas: Blas | None
     notes: tuple[str, ...] = ()
 
-    def set_cpu_threads(self, threads: int) -> None:
-        """Honour a CPU lease; GPUs need none."""
-        if self.blas is not None and threads > 0:
-            self.blas.set_threads(threads)
-
 
 def detect() -> Backend:
     """The backend of this process; on Linux CPU it also puts the fast BLAS in place."""

@@ -17,13 +17,14 @@ from mlxhost.wire import control, data
 from mlxhost.wire.data import Finish
 from mlxhost.worker import prefill
 from mlxhost.worker.admission import Admission, Capacity, clamp_max_tokens, unsupported
-from mlxhost.worker.backend import Backend, release_memory
+from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch
 from mlxhost.worker.emission import outs
 from mlxhost.worker.errors import EngineFailure, RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
 from mlxhost.worker.kv import RowKV
 from mlxhost.worker.row import Key, Row
+from mlxhost.worker.threads import CpuThreads
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Engine:
         capacity: Capacity,
         max_gap_s: float,
         epoch: int,
-        backend: Backend,
+        threads: CpuThreads,
         inbox: "SimpleQueue[Event]",
         outlet: Outlet,
     ) -> None:
@@ -60,7 +61,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._epoch = epoch
-        self._backend = backend
+        self._threads = threads
         self._inbox = inbox
         self._outlet = outlet
         self._admission = Admission(capacity)
@@ -85,6 +86,7 @@ class Engine:
             self._on_event(event)
         self._expire()
         self._admit()
+        self._threads.tune(mx.synchronize)
         self._decode()
         self._prefill()
         self._outlet.publish(self._status())
@@ -119,7 +121,7 @@ class Engine:
             case Shutdown():
                 self._stop_at = time.monotonic() + event.deadline_s
             case control.Lease():
-                self._backend.set_cpu_threads(event.cpu_threads)
+                self._threads.lease(event.cpu_threads)
             case control.Ctl():
                 self._outlet.send(None, self._call(event))
 

@@ -7,7 +7,7 @@ class WorkerError(Exception):
 
 class ModelError(WorkerError):
     """The model cannot be served. `code` travels in DEAD: bad_model, unsupported_architecture,
-    unsupported_quantisation."""
+    unsupported_quantisation, unsupported_tokenizer, cannot_write, conversion_failed."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -160,7 +160,7 @@ class Link(threading.Thread):
         for peer in self._peers.values():
             poller.register(peer.socket, zmq.POLLIN | (zmq.POLLOUT if peer.lagging else 0))
         timeout = max(0.0, self._next_beat - time.monotonic())
-        ready: dict[Any, int] = dict(poller.poll(timeout * 1000))
+        ready: dict[Any, int] = dict(poller.poll(int(timeout * 1000) + 1))
         if LIFELINE_FD in ready and not os.read(LIFELINE_FD, 4096):
             os._exit(0)  # the supervisor is gone: nobody reads us
         if self._wake_read.fileno() in ready:

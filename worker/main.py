@@ -16,6 +16,7 @@ from mlxhost.worker.errors import EngineFailure, ModelError
 from mlxhost.worker.link import Link
 from mlxhost.worker.models.load import DTYPES, LoadedModel, load_model
 from mlxhost.worker.selftest import KVCost, self_test
+from mlxhost.worker.threads import CpuThreads
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def serve(boot: Boot, link: Link) -> None:
     if config is None:
         raise ModelError("bad_model", "the supervisor named no model to load")
     backend = detect()
-    backend.set_cpu_threads(init.lease.cpu_threads or cores())
+    threads = CpuThreads(backend.blas, init.lease.cpu_threads or cores())
     dtype = backend.dtype if config.dtype == "auto" else config.dtype
     if dtype not in DTYPES:
         raise ModelError("bad_model", f"dtype {config.dtype!r} is not one of auto, {', '.join(DTYPES)}")
@@ -82,7 +83,7 @@ def serve(boot: Boot, link: Link) -> None:
         capacity=capacity,
         max_gap_s=config.max_gap_ms / 1000,
         epoch=boot.epoch,
-        backend=backend,
+        threads=threads,
         inbox=link.inbox,
         outlet=link,
     )

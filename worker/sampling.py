@@ -150,7 +150,7 @@ def _nucleus_threshold(x: mx.array, top_p: mx.array) -> mx.array:
 
 
 def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(values, dtype=mx.float32)[:, None]
+    return mx.array(list(values), dtype=mx.float32)[:, None]
 
 
 def _key(seed: int, position: int) -> list[int]:

@@ -43,7 +43,8 @@ def self_test(model: Any, vocab_size: int, dtype: str) -> KVCost:
     alone = [model(token[i : i + 1], cache=row.caches)[:, -1] for i, row in enumerate(rows)]
     apart = mx.concatenate(alone).astype(mx.float32)
     spread = mx.maximum(mx.max(apart) - mx.min(apart), 1e-6)
-    difference = float((mx.max(mx.abs(together - apart)) / spread).item())
+    worst: Any = mx.max(mx.abs(together - apart)) / spread
+    difference = float(worst.item())
     if not difference <= _TOLERANCE[dtype]:
         raise ModelError(
             "unsupported_architecture",

@@ -12,6 +12,7 @@ from mlxhost.worker.admission import Capacity
 from mlxhost.worker.backend import detect
 from mlxhost.worker.engine import Engine
 from mlxhost.worker.events import Aborted, Arrived, Event, Shutdown, Status
+from mlxhost.worker.threads import CpuThreads
 
 FRONTEND = "frontend"
 
@@ -45,7 +46,7 @@ class Driver:
             capacity=Capacity(**limits),
             max_gap_s=0.25,
             epoch=1,
-            backend=detect(),
+            threads=CpuThreads(detect().blas, 2),
             inbox=self.inbox,
             outlet=self,
         )

@@ -82,7 +82,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
         control.Init(
             heartbeat_s=1.0,
             worker=control.WorkerConfig("demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache"),
-            frontend=control.FrontendConfig(7, "http://127.0.0.1:8080", "round-robin", 1 << 25),
+            frontend=control.FrontendConfig(7, "http://127.0.0.1:8080", 1 << 25),
             lease=_LEASE,
         ),
         (),

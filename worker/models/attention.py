@@ -14,12 +14,12 @@ from mlxhost.worker.kv import StepView
 
 def install() -> None:
     """Replace mlx-lm's attention entry by the dispatcher, once."""
-    base = importlib.import_module("mlx_lm.models.base")
-    original = base.scaled_dot_product_attention
-    if getattr(original, "dispatches_step_views", False):
+    base: Any = importlib.import_module("mlx_lm.models.base")
+    if hasattr(base, "dispatches_step_views"):
         return
+    original = base.scaled_dot_product_attention
 
-    def scaled_dot_product_attention(
+    def dispatch(
         queries: mx.array,
         keys: Any,
         values: Any,
@@ -36,5 +36,5 @@ def install() -> None:
             return cache.attend(attend, queries, keys, values, mask)
         return attend(queries, keys, values, cache, mask)
 
-    scaled_dot_product_attention.dispatches_step_views = True  # type: ignore[attr-defined]
-    base.scaled_dot_product_attention = scaled_dot_product_attention
+    base.scaled_dot_product_attention = dispatch
+    base.dispatches_step_views = True

@@ -74,12 +74,13 @@ def load_model(
         notes.append(f"quantised weights were expanded to {dtype}, which is faster on this CPU")
     model.eval()
     _settle(model, DTYPES[dtype], on_progress)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    text_config = config.get("text_config")
+    text: dict[str, Any] = text_config if isinstance(text_config, dict) else config
     return LoadedModel(
         model=model,
         config=config,
         dtype=dtype,
-        weights_bytes=sum(v.nbytes for _, v in tree_flatten(model.parameters())),
+        weights_bytes=sum(v.nbytes for _, v in _parameters(model)),
         max_model_len=int(text.get("max_position_embeddings") or 8192),
         vocab_size=int(text.get("vocab_size") or 0),
         notes=tuple(notes),
@@ -185,7 +186,7 @@ def _expand(model: Any) -> None:
 def _settle(model: Any, dtype: mx.Dtype, on_progress: Callable[[int, int], None]) -> None:
     """Cast floating parameters to `dtype` and read everything into memory, a part at a time."""
     keep = getattr(model, "cast_predicate", lambda _path: True)
-    parameters = tree_flatten(model.parameters())
+    parameters = _parameters(model)
     total = sum(v.nbytes for _, v in parameters)
     done = 0
     part: list[tuple[str, mx.array]] = []
@@ -207,6 +208,12 @@ def _settle(model: Any, dtype: mx.Dtype, on_progress: Callable[[int, int], None]
         done += pending
         part, pending = [], 0
         on_progress(done, total)
+
+
+def _parameters(model: Any) -> list[tuple[str, mx.array]]:
+    """(path, array) of every parameter."""
+    flat: Any = tree_flatten(model.parameters())
+    return list(flat)
 
 
 def _reason(error: BaseException) -> str:
