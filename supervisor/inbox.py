@@ -78,6 +78,8 @@ class Inbox:
         )
         if refused := refuse(hello, sender, expected):
             core.control.send(peer, refused)
+            if member and expected and not member.greeted and sender == (member.slot, member.epoch):
+                member.dead_message = refused.message  # it will exit, and this is why
             return
         if member is None:
             return

@@ -87,6 +87,7 @@ def test_unload_ends_the_process_and_load_brings_it_back(tmp_path: Path, llama: 
         assert status_of(up.url(), "m") == 200
 
 
+@pytest.mark.slow
 def test_unload_during_a_load_stops_it(tmp_path: Path, llama: Path) -> None:
     """A worker that still loads has nothing to finish."""
     with serving(tmp_path, f"m={llama}", script={"load_s": 2.0}) as up:

@@ -121,6 +121,7 @@ def test_engine_that_stands_still_is_noticed_though_heartbeats_come(tmp_path: Pa
         wait_for(lambda: up.replica("m/0")["epoch"] == 2 and up.replica("m/0")["state"] == "ready")
 
 
+@pytest.mark.slow
 def test_a_stopped_supervisor_blames_no_one_when_it_goes_on(tmp_path: Path, llama: Path) -> None:
     """Ctrl-Z for longer than the heartbeat limit: no worker is given up afterwards."""
     with serving(tmp_path, f"m={llama}", timing={"stale_s": 1.0}) as up:
@@ -168,6 +169,7 @@ def test_supervisor_sigkill_during_a_load_leaves_no_process(tmp_path: Path, llam
         wait_for(lambda: gone(children), 2.0, "children ended")
 
 
+@pytest.mark.slow
 def test_workers_that_die_together_restart_one_at_a_time(tmp_path: Path, llama: Path) -> None:
     """Deaths within 2 s are one incident: the second replica starts once the first is ready."""
     script = {"load_s": 1.0}

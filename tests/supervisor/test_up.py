@@ -53,13 +53,14 @@ def test_a_worker_with_a_wrong_token_is_refused(tmp_path: Path, llama: Path) -> 
     """A HELLO with another token is not let in, and the refusal is the reason given."""
     with Up(tmp_path, f"m={llama}", script={"hello_token": "stolen"}) as up:
         assert up.exit_code() == 1
-        assert "m/0: wrong join token" in up.lines[-1]
+        assert up.lines[-1] == "mlxhost: m: m/0: wrong join token"
 
 
 def test_a_worker_of_another_protocol_is_refused(tmp_path: Path, llama: Path) -> None:
     """Another major version is refused with both versions named."""
     with Up(tmp_path, f"m={llama}", script={"hello_protocol": [9, 0]}) as up:
         assert up.exit_code() == 1
+        assert up.lines[-1].startswith("mlxhost: m: the supervisor (mlxhost ")
         assert "speaks protocol 1" in up.lines[-1]
         assert "speaks 9" in up.lines[-1]
 
