@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from mlxhost.worker.models.architecture import install_seam
+
+install_seam()  # before any test imports an architecture of mlx-lm by itself
+
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

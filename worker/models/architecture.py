@@ -26,11 +26,18 @@ REMAPPED = {
 }
 
 
-def install_bare_package() -> None:
-    """Put an empty `mlx_lm` with the right `__path__` in sys.modules, so that only `mlx_lm.models.*` runs.
+def install_seam() -> None:
+    """Make `mlx_lm.models.*` importable with our attention dispatcher in it, and nothing else of mlx-lm.
 
-    Raises ModelError when mlx-lm is not installed.
+    Must run before anything imports an architecture: each binds the attention function by name. Raises
+    ModelError when mlx-lm is not installed.
     """
+    _install_bare_package()
+    importlib.import_module("mlxhost.worker.models.attention").install()
+
+
+def _install_bare_package() -> None:
+    """An empty `mlx_lm` with the right `__path__`, so that its `__init__` never runs."""
     if "mlx_lm" in sys.modules:
         return
     spec = importlib.util.find_spec("mlx_lm")
@@ -47,9 +54,7 @@ def import_architecture(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     Raises ModelError unsupported_architecture: whatever a model module does when imported (SystemExit
     included) means that it cannot be used here.
     """
-    install_bare_package()
-    # The dispatcher must be in place before the architecture binds the function's name.
-    importlib.import_module("mlxhost.worker.models.attention").install()
+    install_seam()
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type.replace("_", "").replace("-", "").isalnum():
         raise ModelError("bad_model", f"config.json: model_type is {model_type!r}, expected a name")
