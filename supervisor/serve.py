@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import time
 
@@ -18,10 +17,9 @@ from mlxhost.supervisor.port import listen, url_of
 from mlxhost.supervisor.rundir import Card, RunDir
 from mlxhost.supervisor.settings import Settings
 from mlxhost.supervisor.shutdown import shut_down
+from mlxhost.supervisor.signals import stop_signals
 from mlxhost.supervisor.state import State, new_fleet
 from mlxhost.wire.sockets import ipc_endpoint
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(settings: Settings, listener: socket.socket, events: Events) -> None:
@@ -97,6 +95,5 @@ def _handle_signals(core: Core) -> None:
         core.changes.notify()
 
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
-            loop.add_signal_handler(number, count)
+    for number in stop_signals():
+        loop.add_signal_handler(number, count)

@@ -88,12 +88,12 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
     from mlxhost.supervisor import modelspec, port, resolve
     from mlxhost.supervisor.serve import serve
     from mlxhost.supervisor.settings import Settings
+    from mlxhost.supervisor.signals import stop_signals
     from mlxhost.supervisor.sweep import sweep
     from mlxhost.supervisor.view import View
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    for number in stop_signals():
+        signal.signal(number, _interrupt)
     view = View(live=_is_terminal())
     try:
         specs = modelspec.parse(args.models)

@@ -161,3 +161,23 @@ def test_an_output_that_nobody_reads_does_not_stop_the_fleet(tmp_path: Path, lla
         assert status_of(up.status()["url"], "m") == 200
         up.signal(signal.SIGTERM)
         assert up.exit_code() == 0
+
+
+@pytest.mark.parametrize(("ignored", "stops"), [(signal.SIGINT, True), (signal.SIGHUP, False)])
+def test_a_background_job_stops_on_sigint_and_nohup_is_respected(
+    tmp_path: Path, llama: Path, ignored: signal.Signals, stops: bool
+) -> None:
+    """A signal that the parent ignored: SIGINT stops the fleet all the same, SIGHUP does not."""
+    before = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        up = Up(tmp_path, f"m={llama}")
+    finally:
+        signal.signal(ignored, before)
+    with up:
+        url = up.url()
+        up.signal(ignored)
+        if stops:
+            assert up.exit_code() == 0
+        else:
+            time.sleep(0.5)
+            assert status_of(url, "m") == 200
