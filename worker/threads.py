@@ -15,9 +15,12 @@ from mlxhost.worker.blas import Blas
 PROBE_EVERY_S = 0.5
 _PROBE_CALLS = 12
 _PROBE_LIMIT_S = 0.02  # a setting this slow has lost, and need not be measured further
-_GAIN = 0.85  # more threads must take less than this share of the time to be worth it
-_WINS_TO_RISE = 3
-_MOST_WINS_TO_RISE = 48
+_GAIN = 0.85  # a setting must take less than this share of the other's time to be worth a change
+_COLLAPSE = 0.6  # below this share the cores are contended, and the change cannot wait
+_WINS_TO_RISE = 6
+_MOST_WINS_TO_RISE = 24
+_LOSSES_TO_FALL = 2
+_STEADY = 60  # probes without a fall after which earlier falls are forgotten
 # Rows, inner size and columns of a probe's product, like a layer's of a small model.
 _M, _K, _N = 16, 256, 1024
 
@@ -28,37 +31,41 @@ def candidates(current: int, limit: int) -> list[int]:
 
 
 class Choice:
-    """Decides from probes: down at once, up after several wins in a row, and more of them after each fall."""
+    """Decides from probes. Down at once when the cores are contended, else after two losses in a row; up
+    after several wins in a row, and more of them after each fall."""
 
     def __init__(self, limit: int) -> None:
         self.threads = self.limit = max(1, limit)
-        self._wins = 0
+        self._wins = self._losses = self._steady = 0
         self._wins_to_rise = _WINS_TO_RISE
 
     def set_limit(self, limit: int) -> None:
-        """A new lease. Rising again is left to the probes, except from a lease that allowed nothing else."""
+        """A new lease. A rise is left to the probes, unless only the old lease was in the way."""
         only_lease_held_it = self.threads == self.limit
         self.limit = max(1, limit)
         self.threads = self.limit if only_lease_held_it else min(self.threads, self.limit)
-        self._wins = 0
+        self._wins = self._losses = 0
 
     def decide(self, seconds: Mapping[int, float]) -> int:
         """Take in how long each candidate took; the setting to use from now on."""
         now = seconds[self.threads]
         fewer = [n for n in seconds if n < self.threads and seconds[n] < now * _GAIN]
         more = [n for n in seconds if n > self.threads and seconds[n] < now * _GAIN]
-        if fewer:
-            self.threads = fewer[0]
-            self._wins = 0
+        self._losses = self._losses + 1 if fewer else 0
+        self._wins = self._wins + 1 if more and not fewer else 0
+        self._steady += 1
+        if fewer and (self._losses >= _LOSSES_TO_FALL or seconds[fewer[0]] < now * _COLLAPSE):
+            self._move(fewer[0])
             self._wins_to_rise = min(self._wins_to_rise * 2, _MOST_WINS_TO_RISE)
-        elif more:
-            self._wins += 1
-            if self._wins >= self._wins_to_rise:
-                self.threads = more[-1]
-                self._wins = 0
-        else:
-            self._wins = 0
+        elif self._wins >= self._wins_to_rise:
+            self._move(more[-1])
+        elif self._steady >= _STEADY:
+            self._wins_to_rise = _WINS_TO_RISE
         return self.threads
+
+    def _move(self, threads: int) -> None:
+        self.threads = threads
+        self._wins = self._losses = self._steady = 0
 
 
 class CpuThreads:

@@ -16,8 +16,8 @@ def fleet(home: Path, models: str, *options: str, **settings: Any) -> Up:
 
 
 def client(up: Up) -> OpenAI:
-    return OpenAI(base_url=up.url(60) + "/v1", api_key="none", max_retries=0, timeout=60)
+    return OpenAI(base_url=up.url(60) + "/v1", api_key="none", max_retries=0, timeout=180)
 
 
 def async_client(up: Up) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=up.url(60) + "/v1", api_key="none", max_retries=0, timeout=60)
+    return AsyncOpenAI(base_url=up.url(60) + "/v1", api_key="none", max_retries=0, timeout=180)
