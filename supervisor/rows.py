@@ -36,8 +36,10 @@ def _row(label: str, replica: Replica, now: float) -> Row:
             return Row(label, "starting", None, duration(max(0.0, now - replica.spawned_at)))
         case State.READY | State.DRAINING | State.DRAINED:
             return Row(label, replica.state.value, None, ready_detail(replica))
-        case State.BACKOFF | State.FAILED:  # why is told by an event or by the final message
-            return Row(label, replica.state.value)
+        case State.BACKOFF:  # why is told by an event
+            return Row(label, "waiting to restart")
+        case State.FAILED:  # why is told by the final message
+            return Row(label, "failed")
         case State.UNLOADED:
             return Row(label, WAITING)
 

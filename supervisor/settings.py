@@ -26,8 +26,6 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Settings:
     models: tuple[Model, ...]
-    host: str = "127.0.0.1"
-    port: int = 8080
     routing: str = "least-in-flight"
     dtype: str = "auto"
     context: int = 0  # tokens; 0: what the model and the memory allow

@@ -34,7 +34,9 @@ class View:
         self._show([progress_row(printable(label), phase, done, total, now - self._fetch_since)])
 
     def changed(self, state: FleetState) -> None:
-        if not self._serving:
+        if not state.accepting:
+            self.close()  # stopped while it started: what becomes of the loads is of no interest
+        elif not self._serving:
             self._show(list(rows(state, time.monotonic())))
 
     def event(self, slot: str, text: str) -> None:

@@ -120,6 +120,7 @@ def test_a_signal_during_the_load_exits_0_at_once(
         up.signal(number)
         assert up.exit_code() == 0
         assert time.monotonic() - began < 5
+        assert "restart" not in up.output
         assert gone(processes)
 
 
