@@ -17,6 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from mlxhost.wire.boot import Boot, write_boot
 
 KEPT_LINES = 20
@@ -144,7 +146,7 @@ def spawn(
             os.close(stdout)
         on_failure.pop_all()
     with contextlib.suppress(BrokenPipeError):  # it died at once; its exit tells why
-        write_boot(lifeline, boot)
+        write_boot(lifeline, msgspec.structs.replace(boot, parent=os.getpid()))
     return Child(process, output, lifeline, on_line)
 
 

@@ -20,6 +20,9 @@ class Boot(msgspec.Struct, frozen=True):
     epoch: int
     model: str = ""
     runtime_dir: str = ""  # where a frontend binds its data ROUTER
+    curve_public: str = ""  # key pair with which a worker dials frontends on another machine (Z85)
+    curve_secret: str = ""
+    parent: int = 0  # process id of the supervisor; 0: not told
 
 
 def write_boot(fd: int, boot: Boot) -> None:

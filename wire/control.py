@@ -3,7 +3,9 @@
 A worker's life: HELLO -> INIT -> PROGRESS* -> READY -> START, then HEARTBEAT each second, LEASE and CTL
 from the supervisor, REPLY back, DEAD before a fatal exit where possible. A frontend does the same without
 PROGRESS, and says FRONTEND_READY. FLEET goes to both whenever it changes. A `ctl` client sends CTL without a
-HELLO (the socket is 0600) and gets REPLY (and NEWS with progress for long calls).
+HELLO (the socket is 0600) and gets REPLY (and NEWS with progress for long calls). The supervisor of another
+machine (role "host") dials the tcp control ROUTER: HELLO -> INIT, then HOST_REPORT each second and whenever
+its replicas change; it gets FLEET and CTL like a worker.
 """
 
 from typing import Any
@@ -27,7 +29,7 @@ class Hello(Struct, tag="hello"):
 
     protocol: tuple[int, int]  # major, minor
     schema: str  # wire.version.SCHEMA
-    role: str  # worker, frontend
+    role: str  # worker, frontend, host
     slot: str
     epoch: int
     pid: int
@@ -59,12 +61,36 @@ class WorkerConfig(Struct, frozen=True):
     cache_dir: str = ""  # where converted models are kept
 
 
+class RemoteListen(Struct, frozen=True):
+    """Where a frontend binds its data ROUTER for remote workers, and the fleet's key pair (Z85)."""
+
+    endpoint: str  # tcp://HOST:0
+    advertise: str  # the host that other machines dial
+    public_key: str
+    secret_key: str
+
+
 class FrontendConfig(Struct, frozen=True):
     """How one frontend serves. `listen_fd` is an inherited, listening TCP socket."""
 
     listen_fd: int
     url: str
     max_body_bytes: int = 32 * 1024 * 1024
+    cache_dir: str = ""  # where fetched card files are kept
+    remote: RemoteListen | None = None
+
+
+class AllowedPeer(Struct, frozen=True):
+    """A machine that may connect: its name, which its slots begin with, and its public key (Z85)."""
+
+    name: str
+    public_key: str
+
+
+class Allowed(Struct, tag="allowed"):
+    """All machines that may connect, sent to frontends at the start and at each change."""
+
+    peers: list[AllowedPeer]
 
 
 class Init(Struct, tag="init"):
@@ -129,9 +155,10 @@ class Ready(Struct, tag="ready"):
 
 
 class FrontendReady(Struct, tag="frontend_ready"):
-    """The frontend accepts HTTP connections."""
+    """The frontend accepts HTTP connections, and workers on other machines at `remote_endpoint`."""
 
     url: str
+    remote_endpoint: str = ""
 
 
 class Start(Struct, tag="start"):
@@ -139,12 +166,14 @@ class Start(Struct, tag="start"):
 
 
 class Heartbeat(Struct, tag="heartbeat"):
-    """Sent each interval, and at once when `busy` changes. `load.tick` advances with every engine step."""
+    """Sent each interval, and at once when `busy` or `mode` changes. `load.tick` advances with every engine
+    step. A worker whose mode keeps it from stepping is not busy, whatever waits in it."""
 
     busy: bool
     load: Load
     resident_bytes: int = 0
     in_flight: int = 0  # rows of every frontend that have no terminal message yet
+    mode: str = "running"  # running, pausing, paused, sleeping, reloading
 
 
 class Dead(Struct, tag="dead"):
@@ -157,13 +186,19 @@ class Dead(Struct, tag="dead"):
 
 
 class FleetFrontend(Struct, frozen=True):
+    """A frontend and where its data ROUTER is: `endpoint` for the receiver's own workers, with the public key
+    (Z85) of the frontend's machine when that is another one; `remote_endpoint` for workers elsewhere."""
+
     slot: str
     epoch: int
     endpoint: str
+    public_key: str = ""
+    remote_endpoint: str = ""
 
 
 class FleetReplica(Struct, frozen=True):
-    """state: starting, loading, ready, draining, drained, unloaded, backoff, failed."""
+    """state: starting, loading, ready, draining, drained, unloaded, backoff, failed; and for a ready one
+    whose worker does not step for now: pausing, paused, sleeping, reloading."""
 
     slot: str
     index: int
@@ -197,6 +232,28 @@ class Fleet(Struct, tag="fleet"):
     accepting: bool = True
 
 
+class HostReplica(Struct, frozen=True):
+    """A replica that runs under another machine's supervisor. `slot` begins with that machine's name."""
+
+    slot: str
+    epoch: int
+    model: str
+    aliases: list[str]
+    state: str  # as in FleetReplica
+    reason: str = ""
+    progress: Progress | None = None
+    ready: Ready | None = None
+    beat: Heartbeat | None = None
+
+
+class HostReport(Struct, tag="host_report"):
+    """Everything that runs on a machine, whole each time, so that a lost report changes nothing for long.
+    `leaving`: what runs is finished, and nothing new is taken."""
+
+    replicas: list[HostReplica]
+    leaving: bool = False
+
+
 class Ctl(Struct, tag="ctl"):
     """Call an operation. `deadline_s` counts from receipt; `target` is a model name or empty for all."""
 
@@ -209,7 +266,7 @@ class Ctl(Struct, tag="ctl"):
 
 class Reply(Struct, tag="reply"):
     """The one answer to a CTL. code: ok, or an error name (unsupported, not_found, timeout, lost,
-    failed, invalid)."""
+    failed, invalid). For an operation of workers `result` is {replicas: {slot: {code, message, result}}}."""
 
     call_id: str
     code: str = "ok"
@@ -218,10 +275,11 @@ class Reply(Struct, tag="reply"):
 
 
 class News(Struct, tag="news"):
-    """Progress of a long CTL, before its REPLY."""
+    """Progress of a long CTL, before its REPLY: words for people, `data` for programs."""
 
     call_id: str
     message: str
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 class Stop(Struct, tag="stop"):
@@ -241,7 +299,9 @@ MESSAGES: tuple[type[Struct], ...] = (
     Heartbeat,
     Dead,
     Lease,
+    Allowed,
     Fleet,
+    HostReport,
     Ctl,
     Reply,
     News,

@@ -151,8 +151,8 @@ class Out(Struct, array_like=True, tag="out"):
 
 
 class Reject(Struct, array_like=True, tag="rej"):
-    """The row never ran. `code` is one of the REJECT_* names; retry_after_s only for queue_full and
-    draining."""
+    """The row never ran. `code` is one of the REJECT_* names; retry_after_s only for queue_full, draining
+    and sleeping."""
 
     handle: int
     code: str
@@ -164,6 +164,7 @@ REJECT_BAD_MESSAGE = "bad_message"
 REJECT_DUPLICATE = "duplicate_request"
 REJECT_QUEUE_FULL = "queue_full"
 REJECT_DRAINING = "draining"
+REJECT_SLEEPING = "sleeping"
 REJECT_CONTEXT = "context_length_exceeded"
 REJECT_UNSUPPORTED = "unsupported"
 REJECT_INVALID = "invalid_request"

@@ -5,6 +5,7 @@ ROUTER_MANDATORY is on (an unknown peer is otherwise dropped in silence), LINGER
 
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,15 +20,23 @@ MAX_IPC_PATH = 103
 ContextT = TypeVar("ContextT", bound="zmq.Context[Any]")
 
 
-def identity(slot: str, epoch: int) -> bytes:
-    """The socket identity of one spawn of a slot: an orphan can never answer for its successor."""
-    return f"{slot}:{epoch}".encode()
+# The index of a slot holds no colon, so what follows it cannot be taken for a part of the slot.
+_IDENTITY = re.compile(r"(.*/[^/:]+):([0-9]{1,18})(?::[0-9]{1,18})?", re.DOTALL)
+
+
+def identity(slot: str, epoch: int, connection: int = 0) -> bytes:
+    """The socket identity of one spawn of a slot: an orphan can never answer for its successor.
+
+    A peer that redials over TCP numbers its connections: a ROUTER silently ignores a second connection of
+    an identity while it believes the first, long cut, to be alive.
+    """
+    return f"{slot}:{epoch}:{connection}".encode() if connection else f"{slot}:{epoch}".encode()
 
 
 def parse_identity(raw: bytes) -> tuple[str, int] | None:
     """(slot, epoch), or None when `raw` is not such an identity (a ctl client's, for example)."""
-    slot, sep, epoch = raw.decode("utf-8", "replace").rpartition(":")
-    return (slot, int(epoch)) if sep and epoch.isascii() and epoch.isdigit() else None
+    match = _IDENTITY.fullmatch(raw.decode("utf-8", "replace"))
+    return (match[1], int(match[2])) if match else None
 
 
 def ipc_endpoint(directory: Path, name: str) -> str:
@@ -69,10 +78,12 @@ def bind_ipc(socket: "zmq.Socket[Any]", endpoint: str) -> None:
         os.umask(previous)
 
 
-def process_dies_with_parent() -> None:
+def process_dies_with_parent(parent: int = 0) -> None:
     """On Linux, ask the kernel to kill this process when the thread that spawned it ends.
 
-    The inherited pipe (see wire.boot) is the portable half of the same promise.
+    `parent` is that process's id (0: not known). A parent that had died before this call will send no
+    signal, so with another parent now this process exits at once. The inherited pipe (see wire.boot) is the
+    portable half of the same promise.
     """
     if sys.platform == "linux":
         import ctypes
@@ -80,3 +91,5 @@ def process_dies_with_parent() -> None:
 
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(0)

@@ -82,7 +82,13 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
         control.Init(
             heartbeat_s=1.0,
             worker=control.WorkerConfig("demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache"),
-            frontend=control.FrontendConfig(7, "http://127.0.0.1:8080", 1 << 25),
+            frontend=control.FrontendConfig(
+                7,
+                "http://127.0.0.1:8080",
+                1 << 25,
+                "/cache",
+                control.RemoteListen("tcp://192.0.2.1:0", "fleet.example", "p" * 40, "s" * 40),
+            ),
             lease=_LEASE,
         ),
         (),
@@ -108,15 +114,37 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
         ),
         (),
     ),
-    "frontend_ready": (control.FrontendReady("http://127.0.0.1:8080"), ()),
+    "frontend_ready": (control.FrontendReady("http://127.0.0.1:8080", "tcp://192.0.2.1:4711"), ()),
     "start": (control.Start(), ()),
-    "heartbeat": (control.Heartbeat(True, _LOAD, 580_000_000, 4), ()),
+    "allowed": (control.Allowed([control.AllowedPeer("studio", "k" * 40)]), ()),
+    "host_report": (
+        control.HostReport(
+            [
+                control.HostReplica(
+                    "studio:demo/0",
+                    1_764_000_000_000,
+                    "demo",
+                    ["SmolLM2-135M-Instruct"],
+                    "loading",
+                    "killed by SIGKILL",
+                    control.Progress("loading", 10, 100),
+                    None,
+                    control.Heartbeat(False, _LOAD),
+                )
+            ],
+            leaving=True,
+        ),
+        (),
+    ),
+    "heartbeat": (control.Heartbeat(True, _LOAD, 580_000_000, 4, "pausing"), ()),
     "dead": (control.Dead("bad_model", "model.safetensors: truncated"), ()),
     "lease": (_LEASE, ()),
     "fleet": (
         control.Fleet(
             version=5,
-            frontends=[control.FleetFrontend("frontend/0", 1, "ipc:///run/x")],
+            frontends=[
+                control.FleetFrontend("frontend/0", 1, "ipc:///run/x", "p" * 40, "tcp://192.0.2.1:4711")
+            ],
             models=[
                 control.FleetModel(
                     name="demo",
@@ -136,7 +164,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
     ),
     "ctl": (control.Ctl("c1", "drain", "demo", {"timeout_s": 30}, 30.0), ()),
     "reply": (control.Reply("c1", "ok", "", {"drained": True}), ()),
-    "news": (control.News("c1", "waiting for 3 requests"), ()),
+    "news": (control.News("c1", "waiting for 3 requests", {"running": 3}), ()),
     "stop": (control.Stop(30.0), ()),
 }
 
