@@ -20,55 +20,20 @@ from msgspec import Struct
 from mlxhost.wire import control, data, sockets, version
 from mlxhost.wire.boot import LIFELINE_FD, Boot
 from mlxhost.wire.codec import Buffer, decode, encode
+from mlxhost.wire.curve import KeyPair
+from mlxhost.wire.dial import Change, Dialer
 from mlxhost.wire.errors import DecodeError
 from mlxhost.worker import backend
 from mlxhost.worker.errors import RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
 from mlxhost.worker.ledger import Ledger
-from mlxhost.worker.merge import merge
+from mlxhost.worker.peer import Peer, RemotePeer
 
 log = logging.getLogger(__name__)
 
 # A frontend that lags this many messages gets merged ones from then on.
 _DATA_HIGH_WATER_MARK = 64
 _CLOSE_S = 1.0
-
-
-class Peer:
-    """One frontend's data socket and what could not be sent to it yet."""
-
-    def __init__(self, endpoint: str, dealer: "zmq.Socket[bytes]") -> None:
-        self.endpoint = endpoint
-        self.socket = dealer
-        self._backlog: deque[Struct] = deque()
-
-    @property
-    def lagging(self) -> bool:
-        return bool(self._backlog)
-
-    def send(self, message: Struct) -> None:
-        """Send now, or keep it: an OUT behind an OUT becomes one."""
-        if self._backlog:
-            last = self._backlog[-1]
-            if isinstance(last, data.Out) and isinstance(message, data.Out):
-                self._backlog[-1] = merge(last, message)
-            else:
-                self._backlog.append(message)
-            return
-        if not self._try(message):
-            self._backlog.append(message)
-
-    def flush(self) -> None:
-        """Send what can be sent of the backlog."""
-        while self._backlog and self._try(self._backlog[0]):
-            self._backlog.popleft()
-
-    def _try(self, message: Struct) -> bool:
-        try:
-            self.socket.send_multipart(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
 
 
 class Link(threading.Thread):
@@ -157,9 +122,14 @@ class Link(threading.Thread):
         poller.register(LIFELINE_FD, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         poller.register(self._control, zmq.POLLIN)
-        for peer in self._peers.values():
-            poller.register(peer.socket, zmq.POLLIN | (zmq.POLLOUT if peer.lagging else 0))
         timeout = max(0.0, self._next_beat - time.monotonic())
+        for peer in self._peers.values():
+            if peer.socket is not None:
+                poller.register(peer.socket, zmq.POLLIN | (zmq.POLLOUT if peer.lagging else 0))
+            if isinstance(peer, RemotePeer):
+                timeout = min(timeout, peer.due_s)
+                if peer.monitor is not None:
+                    poller.register(peer.monitor, zmq.POLLIN)
         ready: dict[Any, int] = dict(poller.poll(int(timeout * 1000) + 1))
         if LIFELINE_FD in ready and not os.read(LIFELINE_FD, 4096):
             os._exit(0)  # the supervisor is gone: nobody reads us
@@ -169,12 +139,15 @@ class Link(threading.Thread):
             for frames in _received(self._control):
                 self._on_control(frames)
         for peer in list(self._peers.values()):
-            events = ready.get(peer.socket, 0)
+            dealer = peer.socket
+            events = ready.get(dealer, 0)
             if events & zmq.POLLOUT:
                 peer.flush()
-            if events & zmq.POLLIN:
-                for frames in _received(peer.socket):
+            if dealer is not None and events & zmq.POLLIN:
+                for frames in _received(dealer):
                     self._on_data(peer, frames)
+            if isinstance(peer, RemotePeer):
+                self._watch(peer)
 
     def _on_control(self, frames: Sequence[Buffer]) -> None:
         try:
@@ -197,12 +170,46 @@ class Link(threading.Thread):
     def _on_fleet(self, fleet: control.Fleet) -> None:
         wanted = {frontend.endpoint for frontend in fleet.frontends}
         for endpoint in self._peers.keys() - wanted:
-            self._peers.pop(endpoint).socket.close(linger=0)
-            self._ledger.close_frontend(endpoint)
-            self.inbox.put(FrontendGone(endpoint))
-        for endpoint in wanted - self._peers.keys():
-            self._peers[endpoint] = Peer(endpoint, self._dealer(endpoint, _DATA_HIGH_WATER_MARK))
-            self._announce(self._peers[endpoint])
+            self._peers.pop(endpoint).close()
+            self._forget_rows(endpoint)
+        for frontend in fleet.frontends:
+            if frontend.endpoint in self._peers:
+                continue
+            if frontend.public_key:
+                self._peers[frontend.endpoint] = self._remote(frontend)
+            else:
+                dealer = self._dealer(frontend.endpoint, _DATA_HIGH_WATER_MARK)
+                self._peers[frontend.endpoint] = Peer(frontend.endpoint, dealer)
+                self._announce(self._peers[frontend.endpoint])
+
+    def _forget_rows(self, endpoint: str) -> None:
+        """Nobody reads this frontend's rows any more."""
+        self._ledger.close_frontend(endpoint)
+        self.inbox.put(FrontendGone(endpoint))
+
+    def _remote(self, frontend: control.FleetFrontend) -> RemotePeer:
+        boot = self._boot
+        return RemotePeer(
+            Dialer(
+                self._context,
+                frontend.endpoint,
+                KeyPair(boot.curve_public, boot.curve_secret),
+                frontend.public_key,
+                lambda connection: sockets.identity(boot.slot, boot.epoch, connection),
+                high_water_mark=_DATA_HIGH_WATER_MARK,
+            )
+        )
+
+    def _watch(self, peer: RemotePeer) -> None:
+        """Follow the connection to a frontend on another machine."""
+        while (change := peer.pump()) is not Change.NOTHING:
+            if change is Change.UP:
+                log.info("connected to the frontend at %s", peer.endpoint)
+                self._announce(peer)
+                continue
+            log.warning("no connection to the frontend: %s", peer.reason)
+            if change is Change.DOWN:
+                self._forget_rows(peer.endpoint)
 
     def _on_data(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         try:
@@ -283,8 +290,9 @@ class Link(threading.Thread):
             busy, status.load(tokens_per_s=rate), self._resident_bytes, in_flight=len(self._ledger)
         )
         self._control.send_multipart(encode(beat))
-        if not busy:
-            for peer in self._peers.values():
+        for peer in self._peers.values():
+            # A frontend on another machine takes silence for a cut, also while a long prefill runs.
+            if not busy or isinstance(peer, RemotePeer):
                 self._announce(peer)
 
     def _announce(self, peer: Peer) -> None:
