@@ -18,11 +18,12 @@ from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, InternalError, Unavailable, WorkerLost
 from mlxhost.frontend.models import READY, ModelTable, replica_key
 from mlxhost.frontend.rejects import reject_error
+from mlxhost.frontend.remote import Route
 from mlxhost.frontend.routing import Candidate, ReplicaKey, pick
 from mlxhost.frontend.rows import Call, Row, RowSpec
 from mlxhost.frontend.zmqloop import LoopSocket
 from mlxhost.wire import data, sockets
-from mlxhost.wire.codec import decode, encode
+from mlxhost.wire.codec import Buffer, decode, encode
 from mlxhost.wire.control import Fleet, FleetModel
 from mlxhost.wire.errors import DecodeError
 
@@ -30,6 +31,8 @@ from mlxhost.wire.errors import DecodeError
 CONNECT_WAIT_S = 2.0
 # The supervisor finds a stuck worker within seconds; this is for a worker that it believes healthy.
 SILENCE_S = 600.0
+# A worker on another machine reports its load each second, also while it is busy.
+REMOTE_SILENCE_S = 8.0
 # How many seconds running a worker must report that it has no rows before ours are given up.
 IDLE_TICKS = 3
 MAX_UNKNOWN_PEERS = 1024
@@ -43,6 +46,7 @@ class Replica:
     key: ReplicaKey
     model: str = ""  # empty until a FLEET lists it
     connected: bool = False  # it has said hello on the data socket
+    route: Route | None = None  # where it said so last
     load: data.Load = field(default_factory=data.Load)
     pending: dict[int, int] = field(default_factory=dict)  # KV tokens by seq, of ADDs newer than `load`
     rows: dict[int, Row] = field(default_factory=dict)
@@ -82,7 +86,7 @@ class Dispatcher:
         sockets.configure(socket)
         if endpoint.startswith("ipc://"):
             sockets.bind_ipc(socket, endpoint)
-        self._socket = LoopSocket(socket, self._on_message)
+        self._socket = LoopSocket(socket, lambda frames: self.on_message(frames, self._socket))
         self._socket.start()
 
     def close(self) -> None:
@@ -167,7 +171,7 @@ class Dispatcher:
     def _try_send(self, replica: Replica, frames: Sequence[bytes | memoryview]) -> bool:
         """Send an ADD; when the peer is gone or takes nothing, it counts as not connected."""
         try:
-            self._socket.send([sockets.identity(*replica.key), *frames])
+            self._send(replica, frames)
         except zmq.ZMQError as error:
             logs.warning("unreachable", slot=replica.key[0], epoch=replica.key[1], reason=error)
             replica.connected = False
@@ -176,13 +180,16 @@ class Dispatcher:
             return False
         return True
 
+    def _send(self, replica: Replica, frames: Sequence[Buffer]) -> None:
+        if replica.route is None:
+            raise zmq.ZMQError(zmq.EHOSTUNREACH)
+        replica.route.send(frames)
+
     def _flush_aborts(self, replica: Replica) -> None:
         if not replica.unsent_aborts:
             return
         try:
-            self._socket.send(
-                [sockets.identity(*replica.key), *encode(data.Abort(list(replica.unsent_aborts)))]
-            )
+            self._send(replica, encode(data.Abort(list(replica.unsent_aborts))))
         except zmq.Again:
             return  # its queue is full; `tick` tries again
         except zmq.ZMQError:
@@ -226,8 +233,12 @@ class Dispatcher:
             replica.idle_ticks = replica.idle_ticks + 1 if idle else 0
             if replica.idle_ticks > IDLE_TICKS:
                 self._lose(replica, "it no longer knows the request")
-            elif now - replica.heard > SILENCE_S:
-                self._lose(replica, f"it has said nothing for {SILENCE_S:g} s")
+            elif now - replica.heard > (silence := self._silence_s(replica)):
+                self._lose(replica, f"it has said nothing for {silence:g} s")
+
+    def _silence_s(self, replica: Replica) -> float:
+        here = replica.route is None or replica.route.socket is self._socket
+        return SILENCE_S if here else REMOTE_SILENCE_S
 
     def _lose(self, replica: Replica, why: str) -> None:
         """End all rows of a replica."""
@@ -240,7 +251,8 @@ class Dispatcher:
 
     # --- messages from workers ------------------------------------------------------------------------
 
-    def _on_message(self, frames: list[bytes]) -> None:
+    def on_message(self, frames: list[bytes], source: LoopSocket) -> None:
+        """Take in what a worker sent to `source`, [identity, frame...]."""
         key = sockets.parse_identity(frames[0])
         if key is None:
             self._drop(("?", 0), "identity", repr(frames[0]))
@@ -255,6 +267,8 @@ class Dispatcher:
             self._drop(key, "unknown_peer", "too many peers that no fleet lists")
             return
         replica.heard = time.monotonic()
+        if replica.route is None or replica.route.identity != frames[0]:
+            self._on_connection(replica, Route(source, frames[0]))
         match message:
             case data.Out():
                 self._on_out(replica, message)
@@ -265,6 +279,13 @@ class Dispatcher:
                     self._end(replica, row, error=reject_error(row.model, message))
             case _:
                 self._drop(key, "unexpected", type(message).__name__)
+
+    def _on_connection(self, replica: Replica, route: Route) -> None:
+        """The replica speaks from a new connection; what the one before had in flight is lost with it."""
+        if replica.route is not None:
+            self._lose(replica, "its connection was cut")
+            replica.connected = False
+        replica.route = route
 
     def _unknown_peer(self, key: ReplicaKey) -> Replica | None:
         """A worker may dial before the FLEET that lists it gets here."""

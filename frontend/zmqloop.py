@@ -41,6 +41,9 @@ class LoopSocket:
         self._loop.remove_reader(self._socket.FD)
         self._socket.close()
 
+    def _receive(self) -> list[bytes]:
+        return self._socket.recv_multipart(zmq.NOBLOCK)
+
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -52,7 +55,7 @@ class LoopSocket:
             return
         for _ in range(BURST):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._receive()
             except zmq.Again:
                 return
             try:
