@@ -20,6 +20,7 @@ _COLLAPSE = 0.6  # below this share the cores are contended, and the change cann
 _WINS_TO_RISE = 6
 _MOST_WINS_TO_RISE = 24
 _LOSSES_TO_FALL = 2
+_MOST_PATIENCE = 7
 _STEADY = 60  # probes without a fall after which earlier falls are forgotten
 # Rows, inner size and columns of a probe's product, like a layer's of a small model.
 _M, _K, _N = 16, 256, 1024
@@ -38,6 +39,7 @@ class Choice:
         self.threads = self.limit = max(1, limit)
         self._wins = self._losses = self._steady = 0
         self._wins_to_rise = _WINS_TO_RISE
+        self.collapses = 0  # probes in a row in which more threads were far slower than what is set
 
     def set_limit(self, limit: int) -> None:
         """A new lease. A rise is left to the probes, unless only the old lease was in the way."""
@@ -51,6 +53,8 @@ class Choice:
         now = seconds[self.threads]
         fewer = [n for n in seconds if n < self.threads and seconds[n] < now * _GAIN]
         more = [n for n in seconds if n > self.threads and seconds[n] < now * _GAIN]
+        slower = [n for n in seconds if n > self.threads and now < seconds[n] * _COLLAPSE]
+        self.collapses = self.collapses + 1 if slower else 0
         self._losses = self._losses + 1 if fewer else 0
         self._wins = self._wins + 1 if more and not fewer else 0
         self._steady += 1
@@ -101,7 +105,9 @@ class CpuThreads:
             self._blas.set_threads(threads)
             seconds[threads] = self._time()
         self._blas.set_threads(self._choice.decide(seconds))
-        self._next_probe = time.monotonic() + PROBE_EVERY_S
+        # On contended cores a probe of more threads waits for a time slice itself: ask less often.
+        patience = 1 + min(self._choice.collapses, _MOST_PATIENCE)
+        self._next_probe = time.monotonic() + PROBE_EVERY_S * patience
 
     def _time(self) -> float:
         """Seconds that a probe's products take, an early end counted in full."""

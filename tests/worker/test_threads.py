@@ -57,6 +57,16 @@ def test_a_long_quiet_time_forgives() -> None:
     assert [choice.decide(FREE) for _ in range(12)] == [1] * 11 + [2]
 
 
+def test_collapsing_probes_are_counted_while_they_last() -> None:
+    """What makes probes rarer on contended cores, and often again once one goes well."""
+    choice = Choice(2)
+    counted = []
+    for seconds in (CONTENDED, CONTENDED, CONTENDED, FREE):
+        choice.decide(seconds)
+        counted.append(choice.collapses)
+    assert counted == [0, 1, 2, 0]
+
+
 def test_no_gain_is_no_reason_to_rise() -> None:
     """Equal times leave the setting alone."""
     choice = Choice(2)
