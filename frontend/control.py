@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import secrets
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import zmq
@@ -28,6 +30,9 @@ class ControlLink:
         self.on_fleet: Callable[[control.Fleet], None] | None = None
         self.on_stop: Callable[[float], None] | None = None  # told the deadline in seconds
         self._early: list[control.Fleet | control.Stop] = []
+        self._calls: dict[str, asyncio.Future[control.Reply]] = {}
+        self._allowed = control.Allowed([])
+        self._on_allowed: Callable[[control.Allowed], None] | None = None
         socket = context.socket(zmq.DEALER)
         sockets.configure(socket)
         socket.setsockopt(zmq.IDENTITY, sockets.identity(boot.slot, boot.epoch))
@@ -55,14 +60,33 @@ class ControlLink:
         return await asyncio.wait_for(self._init, HANDSHAKE_S)
 
     def serve(
-        self, on_fleet: Callable[[control.Fleet], None], on_stop: Callable[[float], None], url: str
+        self,
+        on_fleet: Callable[[control.Fleet], None],
+        on_stop: Callable[[float], None],
+        url: str,
+        remote_endpoint: str = "",
     ) -> None:
         """Say that HTTP is up, and pass on what comes (and came) from the supervisor."""
         self.on_fleet, self.on_stop = on_fleet, on_stop
-        self._socket.send(encode(control.FrontendReady(url)))
+        self._socket.send(encode(control.FrontendReady(url, remote_endpoint)))
         early, self._early = self._early, []
         for message in early:
             self._pass_on(message)
+
+    def watch_allowed(self, on_allowed: Callable[[control.Allowed], None]) -> None:
+        """Tell `on_allowed` which machines may connect, now and at each change."""
+        self._on_allowed = on_allowed
+        on_allowed(self._allowed)
+
+    async def call(self, op: str, args: dict[str, Any], deadline_s: float) -> control.Reply:
+        """Have the supervisor do something. Raises TimeoutError."""
+        call_id = secrets.token_hex(8)
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(control.Ctl(call_id, op, args=args, deadline_s=deadline_s))
+            return await asyncio.wait_for(answer, deadline_s)
+        finally:
+            del self._calls[call_id]
 
     def heartbeat(self, in_flight: int) -> None:
         """Report the number of requests being answered."""
@@ -81,7 +105,7 @@ class ControlLink:
         memory = self._process.memory_full_info()
         return int(getattr(memory, "pss", memory.uss))  # PSS exists on Linux only
 
-    def _send(self, message: control.Heartbeat | control.Reply) -> None:
+    def _send(self, message: control.Heartbeat | control.Reply | control.Ctl) -> None:
         try:
             self._socket.send(encode(message))
         except zmq.Again:
@@ -102,6 +126,13 @@ class ControlLink:
                     self._init.set_exception(HandshakeRefused(message.code, message.message))
             case control.Fleet() | control.Stop():
                 self._pass_on(message)
+            case control.Allowed():
+                self._allowed = message
+                if self._on_allowed is not None:
+                    self._on_allowed(message)
+            case control.Reply():
+                if (answer := self._calls.get(message.call_id)) and not answer.done():
+                    answer.set_result(message)
             case control.Ctl():
                 why = f"a frontend has no operation {message.op!r}"
                 self._send(control.Reply(message.call_id, "unsupported", why))

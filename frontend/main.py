@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import zmq
 from aiohttp import web
@@ -22,9 +23,11 @@ from mlxhost.frontend.gate import Gate
 from mlxhost.frontend.http.app import build_app
 from mlxhost.frontend.http.sse import KeepAlive
 from mlxhost.frontend.models import ModelTable
+from mlxhost.frontend.remote import RemoteListener
 from mlxhost.frontend.services import Services
 from mlxhost.frontend.text.model import TextModels
 from mlxhost.frontend.text.prompts import Prompts
+from mlxhost.frontend.text.store import CardStore
 from mlxhost.wire import sockets
 from mlxhost.wire.boot import LIFELINE_FD, Boot, read_boot
 from mlxhost.wire.control import Fleet
@@ -79,7 +82,12 @@ class Frontend:
             raise HandshakeRefused("role", "INIT says nothing about a frontend")
         gate = Gate(lambda: link.heartbeat(gate.in_flight))
         executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
-        texts = TextModels(executor)
+        cards = Path(init.frontend.cache_dir) / "cards" if init.frontend.cache_dir else None
+        texts = TextModels(executor, CardStore(cards, executor, link.call) if cards else None)
+        remote = None
+        if where := init.frontend.remote:
+            remote = RemoteListener(context, where, dispatcher.on_message)
+            link.watch_allowed(remote.allow)
         services = Services(
             table=table,
             dispatcher=dispatcher,
@@ -106,7 +114,7 @@ class Frontend:
         await runner.setup()
         listener = socket.socket(fileno=init.frontend.listen_fd)
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
-        link.serve(on_fleet, self._on_stop, init.frontend.url)
+        link.serve(on_fleet, self._on_stop, init.frontend.url, remote.endpoint if remote else "")
         logs.info("serving", url=init.frontend.url, epoch=self._boot.epoch)
 
         beat = asyncio.create_task(_beat(link, gate, dispatcher, init.heartbeat_s))
@@ -119,6 +127,8 @@ class Frontend:
         await runner.cleanup()
         link.close()
         dispatcher.close()
+        if remote:
+            remote.close()
         executor.shutdown(wait=False, cancel_futures=True)
         context.term()
         logs.info("stopped", epoch=self._boot.epoch)

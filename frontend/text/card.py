@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mlxhost.frontend.errors import CardError
+from mlxhost.frontend.text.store import file_name, matches
 from mlxhost.wire.control import ModelCard
 
 T = TypeVar("T")
@@ -47,10 +48,11 @@ class _TokenizerFile(Struct):
 
 
 class CardFiles:
-    """The files of one card. Reading one whose content is no longer what the worker saw is an error."""
+    """The files of one card, from its directory or else from the store of fetched files. Content that is no
+    longer what the worker saw is an error."""
 
-    def __init__(self, card: ModelCard) -> None:
-        self._directory = Path(card.directory)
+    def __init__(self, card: ModelCard, store: Path | None = None) -> None:
+        self._directory, self._store = Path(card.directory), store
         self._expected = {f.name: f.sha256 for f in card.files}
 
     def read(self, name: str) -> bytes | None:
@@ -59,6 +61,8 @@ class CardFiles:
         if expected is None:
             return None
         path = self._directory / name
+        if self._store and (kept := matches(file_name(self._store, expected), expected)) is not None:
+            return kept
         try:
             data = path.read_bytes()
         except OSError as error:

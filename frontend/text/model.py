@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -10,6 +11,7 @@ from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, CardError
 from mlxhost.frontend.text.card import CardFiles, Defaults
 from mlxhost.frontend.text.detokenizer import PieceTable
+from mlxhost.frontend.text.store import CardStore
 from mlxhost.frontend.text.template import ChatTemplate
 from mlxhost.wire.control import ModelCard
 
@@ -30,10 +32,10 @@ class TextModel:
     eos_ids: frozenset[int]
 
 
-def load_text_model(card: ModelCard) -> TextModel:
-    """Read a card's files. Raises CardError naming the file that cannot be used. Takes up to a second
-    for a large vocabulary, so never call it on the event loop."""
-    files = CardFiles(card)
+def load_text_model(card: ModelCard, store: Path | None = None) -> TextModel:
+    """Read a card's files, those not in its directory from `store`. Raises CardError naming the file that
+    cannot be used. Takes up to a second for a large vocabulary, so never call it on the event loop."""
+    files = CardFiles(card, store)
     try:
         tokenizer = Tokenizer.from_buffer(files.need("tokenizer.json"))
     except CardError:
@@ -62,9 +64,10 @@ def load_text_model(card: ModelCard) -> TextModel:
 class TextModels:
     """Text models by card key, loaded in a thread, each once; replicas and aliases share theirs."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._loading: dict[str, asyncio.Future[TextModel]] = {}
+    def __init__(self, executor: Executor, store: CardStore | None = None) -> None:
+        self._executor, self._store = executor, store
+        self._loading: dict[str, asyncio.Task[TextModel]] = {}
+        self._running: set[asyncio.Task[TextModel]] = set()  # a loop holds its tasks weakly
 
     async def get(self, card: ModelCard) -> TextModel:
         """The text model of `card`. Raises CardError when its files cannot be used."""
@@ -79,14 +82,23 @@ class TextModels:
         for card in cards:
             self._start(card)
 
-    def _start(self, card: ModelCard) -> asyncio.Future[TextModel]:
-        future = self._loading.get(card.key)
-        if future is None or (future.done() and future.exception() is not None):
-            loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._executor, load_text_model, card)
-            future.add_done_callback(_log_failure)
-            self._loading[card.key] = future
-        return future
+    def _start(self, card: ModelCard) -> asyncio.Task[TextModel]:
+        task = self._loading.get(card.key)
+        if task is None or (task.done() and task.exception() is not None):
+            task = asyncio.create_task(self._load(card))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            task.add_done_callback(_log_failure)
+            self._loading[card.key] = task
+        return task
+
+    async def _load(self, card: ModelCard) -> TextModel:
+        store = None
+        if self._store is not None:
+            await self._store.ensure(card)
+            store = self._store.directory
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, load_text_model, card, store)
 
 
 def _log_failure(future: asyncio.Future[TextModel]) -> None:
