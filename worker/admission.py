@@ -84,6 +84,11 @@ class Admission:
         self.reserved += row.reserved
         return row
 
+    def withdraw_all(self) -> list[Row]:
+        """Empty the queue; the rows that were in it."""
+        rows, self.waiting = self.waiting, []
+        return rows
+
     def release(self, row: Row) -> None:
         """Undo `admit` when the row has ended."""
         self.running -= 1

@@ -6,12 +6,13 @@ before it. The host is one step behind the device, so building the next graph co
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from mlxhost.worker.kv import StepCaches
+from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Row
 from mlxhost.worker.sampling import Sampler
 
@@ -42,6 +43,7 @@ class Batch:
         self._steps = 0
         self._in_flight: Step | None = None
         self.step_s = 0.0  # smoothed seconds from a step's launch to its tokens
+        self.profile: Profile | None = None
 
     @property
     def idle(self) -> bool:
@@ -76,8 +78,12 @@ class Batch:
             self._changed = False
         logits = self._model(self._register[:, None], cache=self._caches.views())[:, -1]
         logits = self._without_early_stops(logits)
+        if self.profile is not None:
+            self.profile.lap("launch", len(self.rows))
         self._register = self._sampler.draw(logits, [row.launched for row in self.rows])
         mx.async_eval(self._register)
+        if self.profile is not None:
+            self.profile.lap("sample", len(self.rows))
         for row in self.rows:
             row.launched += 1
         self._steps += 1
@@ -94,9 +100,16 @@ class Batch:
         if before is None:
             return (), []
         tokens: list[int] = before.tokens.tolist()  # type: ignore[assignment]
+        if self.profile is not None:
+            self.profile.lap("wait", len(before.rows))
         took = time.monotonic() - before.launched
         self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
         return before.rows, tokens
+
+    def thaw(self) -> None:
+        """Go on after a standstill, whose time is not that of the step in flight."""
+        if self._in_flight is not None:
+            self._in_flight = replace(self._in_flight, launched=time.monotonic())
 
     def abandon(self) -> list[Row]:
         """Forget every row and the step in flight (after an error); the rows that were lost."""

@@ -1,12 +1,13 @@
 """The engine: one thread that owns MLX and runs requests, a tick at a time.
 
 A tick takes in what arrived, admits rows, launches a decode step and emits the one before it, and runs at
-most one prefill chunk. Knows token ids only; nothing of text or HTTP.
+most one prefill chunk. Knows token ids only; nothing of text or HTTP. Control calls are for operations.py,
+which takes its turn between two ticks.
 """
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -23,14 +24,17 @@ from mlxhost.worker.emission import outs
 from mlxhost.worker.errors import EngineFailure, RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
 from mlxhost.worker.kv import RowKV
+from mlxhost.worker.modes import STEPPING, Hold, Holds, Mode
+from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Key, Row
+from mlxhost.worker.sessions import MAX_ID_BYTES, Sessions
 from mlxhost.worker.threads import CpuThreads
 
 log = logging.getLogger(__name__)
 
-OPERATIONS = ("flush", "health")
 _TRIM_AFTER_S = 0.3  # idle time before freed memory goes back to the system
 _MAX_FAILURES = 3  # steps in a row that may raise before the worker gives up
+_SLEEPING_RETRY_S = 30.0
 
 
 class Outlet(Protocol):
@@ -41,8 +45,18 @@ class Outlet(Protocol):
     def publish(self, status: Status) -> None: ...
 
 
+class Calls(Protocol):
+    """Control calls, taken between two ticks."""
+
+    def call(self, ctl: control.Ctl) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Engine:
-    """Runs one model's requests until told to stop."""
+    """Runs one model's requests until told to stop. `model` None: it sleeps until `serve`."""
 
     def __init__(
         self,
@@ -57,47 +71,70 @@ class Engine:
         inbox: "SimpleQueue[Event]",
         outlet: Outlet,
     ) -> None:
-        self._model = model
+        self.model = model
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._epoch = epoch
-        self._threads = threads
+        self.threads = threads
         self._inbox = inbox
         self._outlet = outlet
-        self._admission = Admission(capacity)
-        self._chunk_size = prefill.ChunkSize(max_gap_s)
-        self._batch = Batch(model, vocab_size)
+        self.admission = Admission(capacity)
+        self.chunk_size = prefill.ChunkSize(max_gap_s)
+        self.holds = Holds()
+        self.sessions = Sessions()
+        self.calls: Calls | None = None  # set by who answers them
+        self.profile: Profile | None = None
+        self.batch = Batch(model, vocab_size)
         self._prefilling: list[Row] = []
         self._rows: dict[Key, Row] = {}
         self._last_seq: dict[str, int] = {}
-        self._tick = self._generated = self._failures = 0
+        self.tick = self.generated = self._failures = 0
         self._stop_at: float | None = None
 
     def run(self) -> None:
         """Tick until a Shutdown has been honoured. Raises EngineFailure when the model cannot go on."""
         while self._stop_at is None or self._rows:
-            if not self._rows:
-                self._on_event(self._wait())
+            if not self._has_work and (event := self._wait()) is not None:
+                self._on_event(event)
             self.step()
+
+    @property
+    def mode(self) -> Mode:
+        return self.holds.mode(self.admission.running)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether a step would compute something."""
+        mode = self.mode
+        return bool(self._rows) if mode is Mode.RUNNING else mode is Mode.PAUSING
 
     def step(self) -> None:
         """One tick: take in what arrived, one decode step, at most one prefill chunk."""
         while (event := self._next_event()) is not None:
             self._on_event(event)
         self._expire()
-        self._admit()
-        self._threads.tune(mx.synchronize)
-        self._decode()
-        self._prefill()
-        self._outlet.publish(self._status())
+        if self.mode is Mode.RUNNING:
+            self._admit()
+        if self.mode in STEPPING:
+            self.threads.tune(mx.synchronize)
+            if self.profile is not None:
+                self.profile.begin()
+            self._decode()
+            self._prefill()
+        self.publish()
+        if self.calls is not None:
+            self.calls.settle()
 
     # Events
 
-    def _wait(self) -> Event:
-        """The next event; freed memory goes back to the system when it is long in coming."""
+    def _wait(self) -> Event | None:
+        """The next event; freed memory goes back to the system when it is long in coming. None after a
+        while when rows stand still, whose deadlines go on."""
         try:
             return self._inbox.get(timeout=_TRIM_AFTER_S)
         except Empty:
+            if self._rows:
+                return None
             release_memory()
             return self._inbox.get()
 
@@ -114,16 +151,20 @@ class Engine:
             case Aborted():
                 for handle, reason in event.rows:
                     if row := self._rows.get((event.frontend, handle)):
-                        self._end([row], Finish.ABORT, reason)
+                        self.end([row], Finish.ABORT, reason)
             case FrontendGone():
                 gone = [row for row in self._rows.values() if row.key[0] == event.frontend]
-                self._end(gone, Finish.ABORT, "the frontend is gone")
+                self.end(gone, Finish.ABORT, "the frontend is gone")
             case Shutdown():
                 self._stop_at = time.monotonic() + event.deadline_s
+                self.hold(Hold.NONE)  # what is admitted may finish
+                if self.calls is not None:
+                    self.calls.end()
             case control.Lease():
-                self._threads.lease(event.cpu_threads)
+                self.threads.lease(event.cpu_threads)
             case control.Ctl():
-                self._outlet.send(None, self._call(event))
+                if self.calls is not None:
+                    self.calls.call(event)
 
     def _on_arrived(self, event: Arrived) -> None:
         add = event.add
@@ -135,11 +176,17 @@ class Engine:
             self._outlet.send(event.frontend, reject)
             return
         self._rows[row.key] = row
-        self._admission.enqueue(row)
+        self.admission.enqueue(row)
+        if row.session_id:
+            self.sessions.started(row.session_id)
 
     def _row(self, event: Arrived) -> Row:
         """The request as a row. Raises RowError when it cannot run here."""
         add, prompt = event.add, event.prompt
+        if self.holds.asleep:
+            raise RowError(data.REJECT_SLEEPING, "the model sleeps until it is woken", _SLEEPING_RETRY_S)
+        if len(add.session_id.encode()) > MAX_ID_BYTES:
+            raise RowError(data.REJECT_INVALID, f"a session id has at most {MAX_ID_BYTES} bytes")
         if asked := unsupported(add):
             raise RowError(data.REJECT_UNSUPPORTED, f"this worker does not support {asked}")
         if not len(prompt):
@@ -148,23 +195,51 @@ class Engine:
             raise RowError(
                 data.REJECT_INVALID, f"token id {largest} is outside the vocabulary of {self._vocab_size}"
             )
-        max_tokens = clamp_max_tokens(len(prompt), add.limits.max_tokens, self._admission.capacity)
+        max_tokens = clamp_max_tokens(len(prompt), add.limits.max_tokens, self.admission.capacity)
         return Row.of(event.frontend, add, prompt, self._eos_ids, max_tokens, time.monotonic())
 
-    def _call(self, call: control.Ctl) -> control.Reply:
-        match call.op:
-            case "flush":
-                # There is no prefix cache yet: nothing is held back, and nothing was lost.
-                result = {"durable": True, "flushed": 0, "missing": 0, "entries": 0, "bytes": 0}
-                return control.Reply(call.call_id, result=result)
-            case "health":
-                result = {"tick": self._tick, "running": self._admission.running}
-                return control.Reply(call.call_id, result=result)
-            case _:
-                known = ", ".join(OPERATIONS)
-                return control.Reply(
-                    call.call_id, "unsupported", f"this worker has no operation {call.op!r}; it has: {known}"
-                )
+    # What operations may do, between two ticks
+
+    def hold(self, hold: Hold) -> None:
+        """Pause so, or (NONE) go on."""
+        if self.holds.hold is Hold.FREEZE and hold is not Hold.FREEZE:
+            self.batch.thaw()
+        self.holds.hold = hold
+
+    def let_go(self) -> None:
+        """Fall asleep: forget the model and refuse what waits. No row may be running."""
+        self.holds.asleep = True
+        self.model = None
+        self._use_batch(Batch(None, self._vocab_size))
+        for row in self.admission.withdraw_all():
+            del self._rows[row.key]
+            self._end_session(row)
+            reject = data.Reject(
+                row.key[1], data.REJECT_SLEEPING, "the model was put to sleep", _SLEEPING_RETRY_S
+            )
+            self._outlet.send(row.key[0], reject)
+
+    def serve(self, model: Any, eos_ids: Sequence[int]) -> None:
+        """Run `model`, of the same shape as the one before, from now on. No row may be running."""
+        self.model, self._eos_ids = model, eos_ids
+        self._use_batch(Batch(model, self._vocab_size))
+        self.holds.asleep = False
+
+    def set_profile(self, profile: Profile | None) -> None:
+        """Record laps from now on, or no more."""
+        self.profile = self.batch.profile = profile
+
+    def rows(self, wanted: Callable[[Row], bool] = lambda _: True) -> list[Row]:
+        """Rows that have not ended, waiting ones included."""
+        return [row for row in self._rows.values() if wanted(row)]
+
+    def publish(self) -> None:
+        """Let the I/O thread have the figures of now."""
+        self._outlet.publish(self._status())
+
+    def _use_batch(self, batch: Batch) -> None:
+        batch.profile = self.profile
+        self.batch = batch
 
     # A tick's parts
 
@@ -172,39 +247,41 @@ class Engine:
         """End rows whose deadline passed; all of them when the time to shut down has come."""
         now = time.monotonic()
         late = [row for row in self._rows.values() if row.deadline is not None and now > row.deadline]
-        self._end(late, Finish.ABORT, "the deadline passed")
+        self.end(late, Finish.ABORT, "the deadline passed")
         if self._stop_at is not None and now > self._stop_at:
-            self._end(list(self._rows.values()), Finish.ABORT, "the worker is shutting down")
+            self.end(list(self._rows.values()), Finish.ABORT, "the worker is shutting down")
 
     def _admit(self) -> None:
-        while row := self._admission.admit():
-            row.kv = RowKV.new(self._model)
+        while row := self.admission.admit():
+            row.kv = RowKV.new(self.model)
             self._outlet.send(row.key[0], data.Accepted(row.key[1], row.cached_tokens, row.max_tokens))
             self._prefilling.append(row)
             self._join_if_prefilled(row)
 
     def _decode(self) -> None:
-        if self._batch.idle:
+        if self.batch.idle:
             return
         try:
-            rows, tokens = self._batch.advance()
+            rows, tokens = self.batch.advance()
         except Exception as error:
             self._on_failed_step(error)
             return
         self._failures = 0
-        self._tick += 1
+        self.tick += 1
         emitted: list[tuple[Row, list[int]]] = []
         for row, token in zip(rows, tokens, strict=True):
             if row.finish == Finish.RUNNING:
                 emitted.append((row, [token] if row.take(token) else []))
-        self._generated += len(emitted)
+        self.generated += len(emitted)
         self._emit(emitted)
+        if self.profile is not None:
+            self.profile.lap("emit", len(emitted))
 
     def _on_failed_step(self, error: Exception) -> None:
         """The step's rows are lost; the worker lives on unless it happens again and again."""
         log.error("a decode step failed: %s", error, exc_info=error)
         self._failures += 1
-        self._end(self._batch.abandon(), Finish.ERROR, f"the decode step failed: {error}")
+        self.end(self.batch.abandon(), Finish.ERROR, f"the decode step failed: {error}")
         if self._failures >= _MAX_FAILURES:
             raise EngineFailure(f"{self._failures} decode steps in a row failed, the last with: {error}")
 
@@ -213,31 +290,33 @@ class Engine:
             return
         started = time.monotonic()
         row = prefill.choose(self._prefilling, started)
-        size = min(row.to_prefill, self._chunk_size.next(self._batch.step_s if not self._batch.idle else 0.0))
+        size = min(row.to_prefill, self.chunk_size.next(self.batch.step_s if not self.batch.idle else 0.0))
         chunk = mx.array(list(row.prompt[row.prefilled : row.prefilled + size]), dtype=mx.uint32)
         assert row.kv is not None
         try:
             # The logits are never evaluated: only what the caches need is computed.
-            self._model(chunk[None], cache=row.kv.caches)
+            self.model(chunk[None], cache=row.kv.caches)
             mx.eval(row.kv.arrays())
         except Exception as error:
             log.error("a prefill chunk failed: %s", error, exc_info=error)
-            self._end([row], Finish.ERROR, f"the prefill failed: {error}")
+            self.end([row], Finish.ERROR, f"the prefill failed: {error}")
             return
-        busy_s = self._batch.step_s if not self._batch.idle else 0.0
-        self._chunk_size.learn(size, time.monotonic() - started - busy_s)
+        busy_s = self.batch.step_s if not self.batch.idle else 0.0
+        self.chunk_size.learn(size, time.monotonic() - started - busy_s)
+        if self.profile is not None:
+            self.profile.lap("prefill", size)
         row.prefilled += size
-        self._tick += 1
+        self.tick += 1
         self._join_if_prefilled(row)
 
     def _join_if_prefilled(self, row: Row) -> None:
         if row.to_prefill == 0:
             self._prefilling.remove(row)
-            self._batch.join(row, int(row.prompt[-1]))
+            self.batch.join(row, int(row.prompt[-1]))
 
     # Outcomes
 
-    def _end(self, rows: Sequence[Row], finish: Finish, detail: str) -> None:
+    def end(self, rows: Sequence[Row], finish: Finish, detail: str) -> None:
         """End rows wherever they are, with their terminal message."""
         for row in rows:
             row.finish, row.detail = finish, detail
@@ -251,27 +330,34 @@ class Engine:
         if not rows:
             return
         status = self._status()
-        for frontend, out in outs(rows, self._epoch, self._tick, status):
+        for frontend, out in outs(rows, self._epoch, self.tick, status):
             self._outlet.send(frontend, out)
 
     def _forget(self, row: Row) -> None:
         del self._rows[row.key]
+        self._end_session(row)
         if row.kv is None:
-            self._admission.waiting.remove(row)
+            self.admission.waiting.remove(row)
             return
-        self._admission.release(row)
+        self.admission.release(row)
         if row in self._prefilling:
             self._prefilling.remove(row)
-        self._batch.leave([row])
+        self.batch.leave([row])
         row.kv = None
+
+    def _end_session(self, row: Row) -> None:
+        if row.session_id:
+            prompt_tokens = len(row.prompt) if row.kv is not None else 0
+            self.sessions.ended(row.session_id, prompt_tokens, row.produced)
 
     def _status(self) -> Status:
         return Status(
-            running=self._admission.running,
-            waiting=len(self._admission.waiting),
-            kv_tokens=self._admission.reserved,
-            kv_capacity=self._admission.capacity.kv_tokens,
-            generated=self._generated,
-            tick=self._tick,
+            running=self.admission.running,
+            waiting=len(self.admission.waiting),
+            kv_tokens=self.admission.reserved,
+            kv_capacity=self.admission.capacity.kv_tokens,
+            generated=self.generated,
+            tick=self.tick,
             last_seq=self._last_seq,
+            mode=self.mode,
         )

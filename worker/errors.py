@@ -23,5 +23,13 @@ class RowError(WorkerError):
         self.retry_after_s = retry_after_s
 
 
+class CallError(WorkerError):
+    """A control call cannot be done. `code` travels in REPLY: invalid, not_found, unsupported, failed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class EngineFailure(WorkerError):
     """The engine cannot go on; the process should end and be started anew."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mlxhost.wire.control import Ctl, Init, Lease, Refused
 from mlxhost.wire.data import Add, Load
+from mlxhost.worker.modes import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,14 @@ class Status:
     generated: int = 0  # tokens since the start
     tick: int = 0
     last_seq: Mapping[str, int] = field(default_factory=dict)
+    mode: Mode = Mode.RUNNING
 
     @property
     def busy(self) -> bool:
-        return self.running > 0 or self.waiting > 0
+        """Whether the engine steps. A paused one does not, whatever waits in it."""
+        if self.mode is Mode.RUNNING:
+            return self.running > 0 or self.waiting > 0
+        return self.mode is Mode.PAUSING and self.running > 0
 
     def load(self, frontend: str = "", tokens_per_s: float = 0.0) -> Load:
         """These figures as the wire carries them to one frontend."""

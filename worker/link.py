@@ -27,6 +27,8 @@ from mlxhost.worker import backend
 from mlxhost.worker.errors import RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
 from mlxhost.worker.ledger import Ledger
+from mlxhost.worker.linkcalls import LinkCalls
+from mlxhost.worker.modes import Mode
 from mlxhost.worker.peer import Peer, RemotePeer
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,14 @@ class Link(threading.Thread):
         self._heartbeat_s = 1.0
         self._next_beat = 0.0
         self._was_busy = False
+        self._was_mode = Mode.RUNNING
+        self._ticked_at = time.monotonic()
+        self._calls = LinkCalls(
+            self._tell,
+            lambda: self.status,
+            lambda: self.status.load(tokens_per_s=self._rate()),
+            lambda: time.monotonic() - self._ticked_at,
+        )
         self._resident_bytes = 0
         self._counted = (time.monotonic(), 0)
         self._closing = False
@@ -70,7 +80,9 @@ class Link(threading.Thread):
 
     def publish(self, status: Status) -> None:
         """Replace the figures that heartbeats carry."""
-        changed = status.busy != self.status.busy
+        changed = status.busy != self.status.busy or status.mode != self.status.mode
+        if status.tick != self.status.tick:
+            self._ticked_at = time.monotonic()
         self.status = status
         if changed:
             self._wake()
@@ -94,13 +106,25 @@ class Link(threading.Thread):
     # The I/O thread
 
     def run(self) -> None:
-        self._control.send_multipart(encode(self._hello()))
+        try:
+            self._run()
+        except Exception as error:  # without this thread the process could neither serve nor say so
+            log.critical("the I/O thread failed: %s", error, exc_info=error)
+            os._exit(1)
+
+    def _run(self) -> None:
+        self._tell(self._hello())
         while not self._closing:
             self._wait()
             self._woken = False
             self._send_outbox()
+            self._calls.tick()
             self._beat()
         self._end()
+
+    def _tell(self, message: Struct) -> None:
+        """To the supervisor, now."""
+        self._control.send_multipart(encode(message))
 
     def _hello(self) -> control.Hello:
         boot = self._boot
@@ -122,7 +146,7 @@ class Link(threading.Thread):
         poller.register(LIFELINE_FD, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         poller.register(self._control, zmq.POLLIN)
-        timeout = max(0.0, self._next_beat - time.monotonic())
+        timeout = max(0.0, min(self._next_beat, self._calls.next_due) - time.monotonic())
         for peer in self._peers.values():
             if peer.socket is not None:
                 poller.register(peer.socket, zmq.POLLIN | (zmq.POLLOUT if peer.lagging else 0))
@@ -164,7 +188,10 @@ class Link(threading.Thread):
             case control.Stop():
                 self._refusing = (data.REJECT_DRAINING, "the worker is shutting down")
                 self.inbox.put(Shutdown(message.deadline_s))
-            case control.Refused() | control.Lease() | control.Ctl():
+            case control.Ctl():
+                if not self._calls.call(message):
+                    self.inbox.put(message)
+            case control.Refused() | control.Lease():
                 self.inbox.put(message)
 
     def _on_fleet(self, fleet: control.Fleet) -> None:
@@ -262,7 +289,9 @@ class Link(threading.Thread):
                 )
                 self._to_frontend(self._peers[frontend], out)
             return
-        self._control.send_multipart(encode(message))
+        if isinstance(message, control.Reply) and self.status.mode != self._was_mode:
+            self._beat()  # whoever reads the answer finds the fleet's state to match it
+        self._tell(message)
 
     def _to_frontend(self, peer: Peer, message: Struct) -> None:
         if isinstance(message, data.Reject):
@@ -274,26 +303,28 @@ class Link(threading.Thread):
         peer.send(message)
 
     def _beat(self) -> None:
-        """Heartbeat when it is due, or at once when the worker turns busy or idle."""
+        """Heartbeat when it is due, or at once when the worker turns busy or idle, or changes its mode."""
         now, status = time.monotonic(), self.status
-        busy = status.busy
-        if now < self._next_beat and busy == self._was_busy:
+        busy, mode = status.busy, status.mode
+        if now < self._next_beat and busy == self._was_busy and mode == self._was_mode:
             return
         if now >= self._next_beat:
             self._resident_bytes = backend.resident_bytes()
-        since, generated = self._counted
-        rate = (status.generated - generated) / max(now - since, 1e-3)
-        if now - since >= self._heartbeat_s:
+        rate = self._rate()
+        if now - self._counted[0] >= self._heartbeat_s:
             self._counted = (now, status.generated)
-        self._next_beat, self._was_busy = now + self._heartbeat_s, busy
-        beat = control.Heartbeat(
-            busy, status.load(tokens_per_s=rate), self._resident_bytes, in_flight=len(self._ledger)
-        )
-        self._control.send_multipart(encode(beat))
+        self._next_beat, self._was_busy, self._was_mode = now + self._heartbeat_s, busy, mode
+        load = status.load(tokens_per_s=rate)
+        self._tell(control.Heartbeat(busy, load, self._resident_bytes, len(self._ledger), mode))
         for peer in self._peers.values():
             # A frontend on another machine takes silence for a cut, also while a long prefill runs.
             if not busy or isinstance(peer, RemotePeer):
                 self._announce(peer)
+
+    def _rate(self) -> float:
+        """Tokens a second since the figures of the last interval."""
+        since, generated = self._counted
+        return (self.status.generated - generated) / max(time.monotonic() - since, 1e-3)
 
     def _announce(self, peer: Peer) -> None:
         """An OUT without rows: here we are, and this is our load."""

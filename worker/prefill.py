@@ -27,12 +27,12 @@ class ChunkSize:
     """
 
     def __init__(self, max_gap_s: float, first: int = 64) -> None:
-        self._max_gap_s = max_gap_s
+        self.max_gap_s = max_gap_s
         self._tokens_per_s = first / max_gap_s
 
     def next(self, step_s: float) -> int:
         """Tokens for the next chunk when a decode step takes `step_s` of the gap."""
-        budget = max(self._max_gap_s - step_s, self._max_gap_s / 4)
+        budget = max(self.max_gap_s - step_s, self.max_gap_s / 4)
         return max(MIN_CHUNK, min(MAX_CHUNK, int(self._tokens_per_s * budget)))
 
     def learn(self, tokens: int, seconds: float) -> None:

@@ -31,6 +31,7 @@ class Row:
     finish: Finish = Finish.RUNNING
     cached_tokens: int = 0
     detail: str = field(default="")
+    session_id: str = ""
 
     @classmethod
     def of(
@@ -54,6 +55,7 @@ class Row:
             priority=add.priority,
             arrived=now,
             deadline=None if limits.deadline_s is None else now + limits.deadline_s,
+            session_id=add.session_id,
         )
 
     @property

@@ -1,0 +1,179 @@
+"""The process's one model: read from its files, dropped from memory, replaced by another of its shape.
+
+Knows files, memory and the device; nothing of rows or messages. Engine thread only.
+"""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxhost.wire.control import Lease, ModelCard, Progress, WorkerConfig
+from mlxhost.worker.admission import Capacity
+from mlxhost.worker.backend import Backend, available_bytes, release_memory
+from mlxhost.worker.card import model_card, read_json
+from mlxhost.worker.errors import ModelError
+from mlxhost.worker.models.load import DTYPES, LoadedModel, check_safetensors, load_model
+from mlxhost.worker.parameters import shapes
+from mlxhost.worker.selftest import KVCost, self_test
+
+# Without a lease: the share of the free memory that KV caches may take.
+_KV_SHARE = 0.4
+_MIN_KV_BYTES = 64 * 1024 * 1024
+# Fields of config.json that differ between models which cannot take one another's place.
+_SHAPE_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A model in memory, and what was measured of it."""
+
+    directory: Path
+    loaded: LoadedModel
+    card: ModelCard
+    cost: KVCost
+
+
+class Residence:
+    """Where the model is. `on_progress` is told while files are converted and weights are read."""
+
+    def __init__(
+        self, config: WorkerConfig, backend: Backend, lease: Lease, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self.dtype = backend.dtype if config.dtype == "auto" else config.dtype
+        if self.dtype not in DTYPES:
+            raise ModelError("bad_model", f"dtype {self.dtype!r} is not one of auto, {', '.join(DTYPES)}")
+        self.path = Path(config.path)
+        self.resident: Resident | None = None
+        self.cost = KVCost(0, 0)
+        self.weights_bytes = self._max_model_len = 0
+        self._config, self._backend, self._on_progress = config, backend, on_progress
+        self._leased_kv_bytes = lease.kv_bytes
+        self._kv_bytes = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._model_config: dict[str, Any] = {}
+
+    def load(self) -> Resident:
+        """Read the model into memory. Raises ModelError."""
+        self._take(self.path, self._read(self.path))
+        self._kv_bytes = self._kv_bytes or self._leased_kv_bytes or _free_kv_bytes()
+        return self._present
+
+    def drop(self) -> None:
+        """Let go of the weights; `load` brings them back."""
+        self.resident = None
+        gc.collect()
+        release_memory()
+
+    def check(self, path: Path) -> None:
+        """What can be told of a replacement without reading its weights. Raises ModelError naming the file
+        or field at fault."""
+        if path.is_file() and path.suffix == ".gguf":
+            return  # its header is checked by the conversion, its shape afterwards
+        config = read_json(path / "config.json")
+        for field in _SHAPE_FIELDS:
+            if config.get(field) != self._model_config.get(field):
+                raise ModelError(
+                    "bad_model",
+                    f"{path / 'config.json'}: {field} {config.get(field)!r} differs from the served "
+                    f"model's {self._model_config.get(field)!r}; only the same shape can be reloaded",
+                )
+        model_card(path)
+        files = sorted(path.glob("*.safetensors"))
+        for file in files:
+            check_safetensors(file)
+        needed = max(self.weights_bytes, sum(file.stat().st_size for file in files))
+        if self.resident is not None and needed > available_bytes():
+            raise ModelError(
+                "bad_model",
+                f"{path}: {needed / 2**20:.0f} MiB of weights do not fit beside the served ones (free: "
+                f"{available_bytes() / 2**20:.0f} MiB); put them to sleep first, or unload the model",
+            )
+
+    def replace(self, path: Path) -> Resident:
+        """Read the weights in `path` beside the present ones and put them in their place.
+
+        Raises ModelError, the present ones untouched, when they cannot be served or have another shape.
+        """
+        replacement = self._read(path)
+        changed = _difference(self._shapes, shapes(replacement.loaded.model))
+        if changed:
+            raise ModelError(
+                "bad_model", f"{path}: {changed}; only weights of the same shape can be reloaded"
+            )
+        if replacement.loaded.max_model_len < self._max_model_len:
+            raise ModelError(
+                "bad_model",
+                f"{path}: a context of {replacement.loaded.max_model_len} tokens, and {self._max_model_len} "
+                "are promised",
+            )
+        self._take(path, replacement)
+        return self._present
+
+    def capacity(self, max_rows: int) -> Capacity:
+        """What `max_rows` rows can hold. Raises ModelError when no KV cache fits."""
+        context = self._config.context
+        max_model_len = min(self._max_model_len, context or self._max_model_len)
+        if self.cost.per_token:
+            kv_tokens = max(0, self._kv_bytes - self.cost.per_row * max_rows) // self.cost.per_token
+        else:
+            kv_tokens = max_rows * max_model_len
+        if kv_tokens < 2:
+            raise ModelError(
+                "bad_model",
+                f"no room for a KV cache: {self._kv_bytes / 2**20:.0f} MiB for {max_rows} rows of "
+                f"{self.cost.per_row / 2**20:.1f} MiB each and {self.cost.per_token} bytes a token; "
+                "lower --max-rows",
+            )
+        return Capacity(kv_tokens, max_model_len, max_rows)
+
+    @property
+    def _present(self) -> Resident:
+        assert self.resident is not None
+        return self.resident
+
+    def _take(self, path: Path, resident: Resident) -> None:
+        loaded = resident.loaded
+        self.path, self.resident, self.cost = path, resident, resident.cost
+        self.weights_bytes, self._max_model_len = loaded.weights_bytes, loaded.max_model_len
+        self._shapes, self._model_config = shapes(loaded.model), loaded.config
+
+    def _read(self, path: Path) -> Resident:
+        """Load and try the model in `path`."""
+        directory = self._directory(path)
+        card = model_card(directory)
+        loaded = load_model(
+            directory,
+            self.dtype,
+            expand_quantised=self._backend.kind == "cpu",
+            on_progress=lambda done, total: self._on_progress(Progress("loading", done, total)),
+        )
+        self._on_progress(Progress("warming up"))
+        cost = self_test(loaded.model, loaded.vocab_size, self.dtype)
+        release_memory()
+        return Resident(directory, loaded, card, cost)
+
+    def _directory(self, path: Path) -> Path:
+        """The model's directory; a GGUF file is converted into one first, once."""
+        if path.is_dir():
+            return path
+        from mlxhost.worker.gguf.launch import ensure_converted
+
+        def on_progress(done: int, total: int) -> None:
+            self._on_progress(Progress("converting", done, total))
+
+        return ensure_converted(path, self.dtype, Path(self._config.cache_dir), on_progress)
+
+
+def _free_kv_bytes() -> int:
+    return max(int(available_bytes() * _KV_SHARE), _MIN_KV_BYTES)
+
+
+def _difference(ours: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]]) -> str:
+    """The first parameter in which two models differ, in words; empty when they agree."""
+    for name in sorted(ours.keys() | theirs.keys()):
+        mine, other = ours.get(name), theirs.get(name)
+        if mine != other:
+            return f"{name} has the shape {other or 'none'} where the served model has {mine or 'none'}"
+    return ""
