@@ -1,7 +1,7 @@
 """Where the engine's time goes: laps of each step, in a bounded buffer, as a Chrome trace.
 
-MLX is lazy. `launch` builds a step's graph. `sample` adds the draw and hands the graph to the device; on a CPU
-the computing itself shows here, on a GPU in `wait` for the step before. `prefill` waits for its chunk.
+MLX is lazy. `launch` builds a step's graph. `sample` adds the draw and hands the graph over; on a CPU
+the computing itself shows there, on a GPU in `wait` for the step before. `prefill` waits for its chunk.
 """
 
 import json
