@@ -78,6 +78,7 @@ class FrontendConfig(Struct, frozen=True):
     max_body_bytes: int = 32 * 1024 * 1024
     cache_dir: str = ""  # where fetched card files are kept
     remote: RemoteListen | None = None
+    replay_wait_s: float = 30.0  # how long a request whose worker was lost may wait for another
 
 
 class AllowedPeer(Struct, frozen=True):
@@ -183,6 +184,10 @@ class Dead(Struct, tag="dead"):
 
     code: str
     message: str
+
+
+# What FleetModel.routing may be.
+ROUTINGS = ("round-robin", "least-in-flight", "minimum-kv-usage", "prefix-affinity", "bootstrap-room")
 
 
 class FleetFrontend(Struct, frozen=True):

@@ -88,6 +88,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
                 1 << 25,
                 "/cache",
                 control.RemoteListen("tcp://192.0.2.1:0", "fleet.example", "p" * 40, "s" * 40),
+                20.0,
             ),
             lease=_LEASE,
         ),
