@@ -7,7 +7,7 @@ from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.handshake import Expected, refuse
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.operations import Operations
-from mlxhost.supervisor.state import Frontend, Goal, Member, Replica, State
+from mlxhost.supervisor.state import RUNNING, Frontend, Goal, Member, Replica, State
 from mlxhost.wire import control
 from mlxhost.wire.errors import DecodeError
 from mlxhost.wire.sockets import parse_identity
@@ -31,6 +31,13 @@ class Inbox:
                 continue
             self._on_message(peer, message)
 
+    async def watch(self) -> None:
+        """Note which processes lose their connection. One that is heard again has it back."""
+        while True:
+            peer = await self._core.control.disconnected()
+            if (member := self._member(parse_identity(peer))) and not member.stopping:
+                member.disconnected_at = time.monotonic()
+
     def _on_message(self, peer: bytes, message: Any) -> None:
         sender = parse_identity(peer)
         if isinstance(message, control.Hello):
@@ -40,7 +47,7 @@ class Inbox:
         elif (member := self._member(sender)) is None:
             self._core.state.bad_messages += 1
         else:
-            member.heard_at = time.monotonic()
+            member.heard_at, member.disconnected_at = time.monotonic(), 0.0
             self._on_member_message(member, message)
 
     def _member(self, sender: tuple[str, int] | None) -> Member | None:
@@ -64,6 +71,8 @@ class Inbox:
                 member.kill_at = time.monotonic() + DEAD_GRACE_SECONDS
             case control.Reply(), _:
                 self._core.calls.on_reply((member.slot, member.epoch), message)
+            case control.News(), _:
+                self._core.calls.on_news((member.slot, member.epoch), message)
             case _:
                 self._core.state.bad_messages += 1
 
@@ -126,6 +135,10 @@ class Inbox:
                 member.tick_at = now
             if before is None or before.busy != beat.busy:
                 self._core.regrant()
+            if beat.mode != (before.mode if before else RUNNING):
+                member.progress_at = now
+                self._core.events.event(member.slot, beat.mode)
+                self._core.changed()
             if member.state is State.DRAINING and beat.in_flight == 0 and now >= member.quiet_after:
                 member.state = State.DRAINED
                 self._core.events.event(member.slot, "drained")

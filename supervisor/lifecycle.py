@@ -8,11 +8,12 @@ import signal
 import time
 
 from mlxhost.supervisor import goals, restart
+from mlxhost.supervisor.calls import Peer
 from mlxhost.supervisor.child import Child, ending, spawn, worker_environment
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import UserError
 from mlxhost.supervisor.rundir import Child as RecordedChild
-from mlxhost.supervisor.state import ALIVE, WAS_READY, Frontend, Goal, Member, Model, Replica, State
+from mlxhost.supervisor.state import ALIVE, PAUSED, WAS_READY, Frontend, Goal, Member, Model, Replica, State
 from mlxhost.supervisor.sweep import created
 from mlxhost.wire.boot import Boot
 from mlxhost.wire.control import Stop
@@ -35,7 +36,7 @@ class Lifecycle:
         member.spawned_at = member.heard_at = now
         member.greeted = member.stopping = member.was_ready = member.load_timed_out = False
         member.kill_reason = member.dead_message = ""
-        member.kill_at = 0.0
+        member.kill_at = member.disconnected_at = 0.0
         self._core.changed()
         self._core.background(self._live(member))
 
@@ -184,6 +185,7 @@ class Lifecycle:
             case goals.Step.CLOSE:
                 replica.state = State.DRAINING
                 replica.quiet_after = time.monotonic() + self._core.timing.settle_s
+                self.unpause(replica)
                 self._core.changed()
             case goals.Step.OPEN:
                 replica.state = State.READY
@@ -195,6 +197,14 @@ class Lifecycle:
                 self._core.changed()
             case goals.Step.NOTHING:
                 pass
+
+    def unpause(self, replica: Replica) -> None:
+        """Let the rows of a paused worker go on, so that they can finish."""
+        if replica.mode in PAUSED:
+            self._core.background(self._unpause((replica.slot, replica.epoch)))
+
+    async def _unpause(self, peer: Peer) -> None:
+        await self._core.calls.call(peer, "resume", {}, self._core.timing.exit_s)
 
     def load(self, model: Model) -> None:
         """Serve `model`, forgetting earlier failures."""

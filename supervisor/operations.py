@@ -1,10 +1,9 @@
 """Control operations: what `mlxhost ctl` and other clients may ask of a running fleet.
 
-Each call gets NEWS while it runs and exactly one REPLY. Operations that are not the supervisor's own are
-passed to the workers of the target that support them.
+Each call gets NEWS while it runs and exactly one REPLY. Operations that are not the supervisor's own go to
+the processes of the target (see workercalls).
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,8 +13,9 @@ import msgspec
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.modelspec import nearby
-from mlxhost.supervisor.report import status
-from mlxhost.supervisor.state import SETTLED, WAS_READY, Goal, Model, Replica, State
+from mlxhost.supervisor.report import shown_state, status
+from mlxhost.supervisor.state import SETTLED, Goal, Model, Replica, State
+from mlxhost.supervisor.workercalls import WorkerCalls
 from mlxhost.wire.control import Ctl, News, Reply
 
 # A deadline that a client leaves out or overdoes must not keep a call for ever.
@@ -25,6 +25,7 @@ MAX_DEADLINE_SECONDS = 24 * 3600.0
 class Operations:
     def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
         self._core, self._lifecycle = core, lifecycle
+        self._workers = WorkerCalls(core)
         self._own: dict[str, Callable[[bytes, Ctl, Model], Awaitable[Reply]]] = {
             "drain": self._drain,
             "resume": self._resume,
@@ -41,19 +42,20 @@ class Operations:
     async def _answer(self, client: bytes, ctl: Ctl) -> Reply:
         state = self._core.state
         if ctl.op == "status":
-            return Reply(ctl.call_id, result=status(state, time.monotonic()))
+            late = {"late_replies": self._core.calls.late}
+            return Reply(ctl.call_id, result=status(state, time.monotonic()) | late)
         if not state.accepting:
             return Reply(ctl.call_id, "failed", "the fleet is stopping")
         model = state.find_model(ctl.target)
+        if ctl.op not in self._own and (asked := self._workers.targets(ctl)) is not None:
+            return await self._workers.run(client, ctl, asked)
         if ctl.target and model is None:
             known = ", ".join(state.models)
             hint = nearby(ctl.target, state.models)
             return Reply(ctl.call_id, "not_found", f"no model {ctl.target!r} in this fleet ({known}){hint}")
-        if operation := self._own.get(ctl.op):
-            if model is None:
-                return Reply(ctl.call_id, "invalid", f"{ctl.op} needs a model: {', '.join(state.models)}")
-            return await operation(client, ctl, model)
-        return await self._pass_on(ctl, list(state.models.values()) if model is None else [model])
+        if model is None:
+            return Reply(ctl.call_id, "invalid", f"{ctl.op} needs a model: {', '.join(state.models)}")
+        return await self._own[ctl.op](client, ctl, model)
 
     async def _drain(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
         """Send the model nothing new, and wait until what runs has finished."""
@@ -67,7 +69,7 @@ class Operations:
         )
 
     async def _resume(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
-        """Send the model requests again."""
+        """Send the model requests again, also after `pause`."""
         if model.goal is Goal.UNLOAD:
             return Reply(
                 ctl.call_id,
@@ -77,6 +79,8 @@ class Operations:
         model.goal = Goal.SERVE
         self._core.events.event("", f"resumed {model.name}")
         self._lifecycle.pursue(model)
+        if bad := await self._workers.resume(model, ctl.deadline_s):
+            return Reply(ctl.call_id, "failed", bad, self._states(model))
         return self._done(ctl, model)
 
     async def _unload(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
@@ -135,32 +139,7 @@ class Operations:
         return Reply(ctl.call_id, result=self._states(model))
 
     def _states(self, model: Model) -> dict[str, Any]:
-        return {"model": model.name, "replicas": {r.slot: r.state.value for r in model.replicas}}
-
-    async def _pass_on(self, ctl: Ctl, models: list[Model]) -> Reply:
-        """Call the operation on every running replica of `models`."""
-        replicas = [r for m in models for r in m.replicas]
-        running = [r for r in replicas if r.state in WAS_READY and r.ready]
-        if not running:
-            names = ", ".join(m.name for m in models)
-            return Reply(ctl.call_id, "invalid", f"nothing of {names} is running")
-        unable = [r.slot for r in running if r.ready and ctl.op not in r.ready.operations]
-        if len(unable) == len(running):
-            return Reply(ctl.call_id, "unsupported", f"{', '.join(unable)}: no operation {ctl.op!r}")
-        asked = [r for r in running if r.slot not in unable]
-        replies = await asyncio.gather(
-            *(self._core.calls.call((r.slot, r.epoch), ctl.op, ctl.args, ctl.deadline_s) for r in asked)
-        )
-        answers = {
-            r.slot: {"code": reply.code, "message": reply.message, "result": reply.result}
-            for r, reply in zip(asked, replies, strict=True)
-        }
-        answers |= {
-            slot: {"code": "unsupported", "message": f"no operation {ctl.op!r}", "result": {}}
-            for slot in unable
-        }
-        bad = [f"{slot}: {a['message'] or a['code']}" for slot, a in answers.items() if a["code"] != "ok"]
-        return Reply(ctl.call_id, "failed" if bad else "ok", "; ".join(bad), {"replicas": answers})
+        return {"model": model.name, "replicas": {r.slot: shown_state(r) for r in model.replicas}}
 
 
 def progress_line(model: Model) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlxhost.supervisor.state import FleetState, Frontend, Member, Model, Replica, State
+from mlxhost.supervisor.state import RUNNING, FleetState, Frontend, Member, Model, Replica, State
 from mlxhost.wire.control import Fleet, FleetFrontend, FleetModel, FleetReplica
 
 
@@ -28,6 +28,13 @@ def _fleet_model(model: Model, routing: str) -> FleetModel:
     )
 
 
+def shown_state(member: Member) -> str:
+    """The state that others see: of a ready worker that stands still, why it does."""
+    if member.state is State.READY and member.mode != RUNNING:
+        return member.mode
+    return member.state.value
+
+
 def _fleet_replica(replica: Replica) -> FleetReplica:
     ready = replica.ready
     if ready is None:
@@ -36,7 +43,7 @@ def _fleet_replica(replica: Replica) -> FleetReplica:
         slot=replica.slot,
         index=replica.index,
         epoch=replica.epoch,
-        state=replica.state.value,
+        state=shown_state(replica),
         max_model_len=ready.max_model_len,
         kv_capacity_tokens=ready.kv_capacity_tokens,
         max_rows=ready.max_rows,
@@ -72,7 +79,7 @@ def _member_status(member: Member, now: float) -> dict[str, Any]:
     return {
         "slot": member.slot,
         "epoch": member.epoch,
-        "state": member.state.value,
+        "state": shown_state(member),
         "reason": member.reason,
         "pid": child.pid if child else None,
         "uptime_s": round(now - member.spawned_at, 1) if child else None,

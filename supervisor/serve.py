@@ -46,7 +46,9 @@ async def _serve(settings: Settings, listener: socket.socket, rundir: RunDir, ev
     core = Core(settings, state, control, rundir, listener.fileno(), events)
     lifecycle = Lifecycle(core)
     _handle_signals(core)
-    core.background(Inbox(core, lifecycle, Operations(core, lifecycle)).run())
+    inbox = Inbox(core, lifecycle, Operations(core, lifecycle))
+    core.background(inbox.run())
+    core.background(inbox.watch())
     core.background(Clock(core, lifecycle).run())
     try:
         await _run(core, lifecycle)

@@ -15,6 +15,7 @@ class Timing:
     hello_s: float = 60.0  # from spawn to HELLO: importing MLX on a busy machine takes a while
     progress_s: float = 120.0  # from one PROGRESS to the next while loading
     stale_s: float = 8.0  # without a heartbeat; with tick and heartbeat interval below 10 s in all
+    disconnect_s: float = 3.0  # without a control connection, though the process lives
     stuck_s: float = 60.0  # busy, heartbeats coming, and not one engine step
     kill_s: float = 2.0  # from SIGABRT (a stack dump) to SIGKILL
     drain_s: float = 30.0  # what shutdown gives to requests in flight

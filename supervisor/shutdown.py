@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.lifecycle import Lifecycle
-from mlxhost.supervisor.state import WAS_READY, Member
+from mlxhost.supervisor.state import WAS_READY, Member, Replica
 
 
 async def shut_down(core: Core, lifecycle: Lifecycle) -> None:
@@ -18,6 +18,8 @@ async def shut_down(core: Core, lifecycle: Lifecycle) -> None:
     for member in state.members():
         if member.state not in WAS_READY:
             lifecycle.stop(member, 0.0)
+        elif isinstance(member, Replica):
+            lifecycle.unpause(member)
 
     def in_flight() -> int:
         # A frontend's requests are the workers' rows, seen from the other side.

@@ -36,6 +36,9 @@ class Goal(StrEnum):
     UNLOAD = "unload"
 
 
+RUNNING = "running"  # the mode of a worker that steps (see the heartbeat)
+RELOADING = "reloading"
+PAUSED = frozenset({"pausing", "paused"})
 ALIVE = frozenset({State.STARTING, State.LOADING, State.READY, State.DRAINING, State.DRAINED})
 WAS_READY = frozenset({State.READY, State.DRAINING, State.DRAINED})
 SETTLED = frozenset({State.READY, State.DRAINED, State.UNLOADED, State.FAILED})
@@ -56,6 +59,7 @@ class Member:
     heard_at: float = 0.0  # last message of any kind
     beat: Heartbeat | None = None
     beat_at: float = 0.0
+    disconnected_at: float = 0.0  # when its control connection closed; 0: it is open
     restarts: list[float] = field(default_factory=list)
     total_restarts: int = 0
     load_crashes: int = 0
@@ -73,6 +77,10 @@ class Member:
     @property
     def load(self) -> Load:
         return self.beat.load if self.beat else Load()
+
+    @property
+    def mode(self) -> str:
+        return self.beat.mode if self.beat else RUNNING
 
     @property
     def in_flight(self) -> int:
