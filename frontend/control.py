@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import zmq
 
-from mlxhost.frontend import logs
+from mlxhost.frontend import logs, operations
 from mlxhost.frontend.zmqloop import LoopSocket
 from mlxhost.wire import control, sockets, version
 from mlxhost.wire.boot import Boot
@@ -134,8 +134,7 @@ class ControlLink:
                 if (answer := self._calls.get(message.call_id)) and not answer.done():
                     answer.set_result(message)
             case control.Ctl():
-                why = f"a frontend has no operation {message.op!r}"
-                self._send(control.Reply(message.call_id, "unsupported", why))
+                self._send(operations.answer(message))
             case _:
                 logs.warning("control_message_dropped", reason=f"unexpected {type(message).__name__}")
 

@@ -42,6 +42,13 @@ def _without_client_mistakes(record: logging.LogRecord) -> bool:
     return True
 
 
+def set_level(level: int) -> int:
+    """Log this process's own events from `level` on; the level before."""
+    was = _logger.level
+    _logger.setLevel(level)
+    return was
+
+
 def info(event: str, **fields: object) -> None:
     """Log something that happened."""
     _logger.info(_line(event, fields))

@@ -9,7 +9,9 @@ from mlxhost.wire.control import Fleet, FleetModel, FleetReplica
 
 READY = "ready"
 # States in which the process that `epoch` names is alive; its running rows go on.
-LIVE_STATES = frozenset({"starting", "loading", "ready", "draining", "drained"})
+LIVE_STATES = frozenset(
+    {"starting", "loading", "ready", "draining", "drained", "pausing", "paused", "sleeping", "reloading"}
+)
 
 # What to tell clients of a model none of whose replicas is ready: the first state found decides.
 # Seconds to wait, and whether retrying can help without anyone acting.
@@ -17,7 +19,11 @@ _WAITS: dict[str, tuple[float, bool]] = {
     "loading": (5.0, True),
     "starting": (5.0, True),
     "backoff": (5.0, True),
+    "reloading": (5.0, True),
+    "pausing": (10.0, True),
+    "paused": (10.0, True),
     "draining": (10.0, True),
+    "sleeping": (30.0, True),
     "drained": (30.0, True),
     "unloaded": (30.0, False),
     "failed": (30.0, False),

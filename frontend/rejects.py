@@ -20,6 +20,12 @@ def reject_error(model: str, reject: data.Reject) -> ApiError:
             "model_draining",
             retry_after_s=reject.retry_after_s or 10.0,
         )
+    if reject.code == data.REJECT_SLEEPING:
+        return Unavailable(
+            f"The model {model!r} is sleeping: {reject.message}",
+            "model_sleeping",
+            retry_after_s=reject.retry_after_s or 30.0,
+        )
     if reject.code in _BAD_REQUESTS:
         return BadRequest(reject.message, code=_BAD_REQUESTS[reject.code])
     return InternalError(f"The worker refused the request ({reject.code}): {reject.message}", reject.code)
