@@ -6,6 +6,7 @@ supervisor is gone: exit at once.
 """
 
 import asyncio
+import faulthandler
 import os
 import signal
 import socket
@@ -41,11 +42,12 @@ _PARENT_GONE = 3
 
 def main() -> int:
     """Run until stopped; the exit code."""
-    sockets.process_dies_with_parent()
+    faulthandler.enable()  # SIGABRT, which a stuck process gets first, prints every thread's stack
     try:
         boot = read_boot()
     except ParentGone:
         return _PARENT_GONE
+    sockets.process_dies_with_parent(boot.parent)
     logs.set_up(boot.slot)
     try:
         asyncio.run(Frontend(boot).run())
