@@ -305,16 +305,30 @@ class Dispatcher:
             replica.connected = True
             self._wake()
         start = 0
-        for i, handle in enumerate(out.handles):
-            end = start + out.counts[i]
+        for i, (handle, count) in enumerate(zip(out.handles, out.counts, strict=True)):
+            end = start + count
             row = replica.rows.get(handle)
             if row is not None:
-                row.tokens += out.tokens[start:end]
-                row.received += end - start
-                if out.finish[i] != data.Finish.RUNNING:
+                ids = out.tokens[start:end]
+                row.received += count
+                if out.finish[i]:
+                    row.tokens += ids
                     self._on_finish(replica, row, out, i)
-                row.call.touch(row)
+                    row.call.touch(row)
+                elif not self._push(row, ids):
+                    row.tokens += ids
+                    row.call.touch(row)
             start = end
+
+    def _push(self, row: Row, ids: list[int]) -> bool:
+        """Give a row's ids to its stream; an error there ends that row, and only that."""
+        try:
+            return row.call.push(row, ids)
+        except Exception:
+            logs.exception("stream_failed", handle=row.handle)
+            self.abort_row(row, "the answer failed")
+            row.error = InternalError("the answer failed")
+            return False
 
     def _on_finish(self, replica: Replica, row: Row, out: data.Out, i: int) -> None:
         row.cached_tokens = _cell(out.cached_tokens, i, row.cached_tokens)
@@ -372,9 +386,10 @@ def _well_formed(out: data.Out) -> bool:
     return (
         len(out.counts) == len(out.finish) == rows
         and all(len(c) in (0, rows) for c in columns)
-        and all(c >= 0 for c in out.counts)
         and sum(out.counts) == len(out.tokens)
-        and all(0 <= f <= data.Finish.ERROR for f in out.finish)
+        and min(out.counts, default=0) >= 0
+        and min(out.finish, default=0) >= 0
+        and max(out.finish, default=0) <= data.Finish.ERROR
     )
 
 

@@ -62,13 +62,11 @@ class Choice:
         ids = self.row.take()
         ended = self.row.finish is not Finish.RUNNING
         shown = ids[:-1] if ended and self._drops_last(ids) else ids
-        if self._matcher is None:
-            text = self._detokenizer.push(shown)
+        text, taken = self.extend(shown)
+        if self.reason is not None:
+            ids = taken
         else:
-            text, kept = self._match(self._matcher, shown)
-            if self.reason is not None:
-                ids = ids[:kept]
-        self.completion_tokens += len(ids)
+            self.completion_tokens += len(ids) - len(shown)
         if ended and self.reason is None:
             text += self._rest()
         if ended and self.reason is None:
@@ -76,6 +74,18 @@ class Choice:
             if self.row.completion_tokens is not None:
                 self.completion_tokens = self.row.completion_tokens
         return Piece(self.index, text, ids, self.reason)
+
+    def extend(self, ids: list[int]) -> tuple[str, list[int]]:
+        """(text, ids that count) of new ids of the answer. A stop string sets `reason`, and what comes after
+        it does not count."""
+        if self._matcher is None:
+            text = self._detokenizer.push(ids)
+        else:
+            text, kept = self._match(self._matcher, ids)
+            if kept < len(ids):
+                ids = ids[:kept]
+        self.completion_tokens += len(ids)
+        return text, ids
 
     def _match(self, matcher: StopMatcher, ids: Sequence[int]) -> tuple[str, int]:
         """(text, how many ids it took): token by token, so that a match ends the count where it falls."""
@@ -129,6 +139,7 @@ class Generation:
     choices: list[Choice]
     prompts: Sequence[int]  # tokens of each distinct prompt
     _open: int = field(init=False)
+    _last: list[Piece] = field(init=False, default_factory=list)  # last pieces that `push` made
 
     def __post_init__(self) -> None:
         self._open = len(self.choices)
@@ -155,8 +166,20 @@ class Generation:
         while self._open:
             rows = await self.call.news()
             self._raise_error()
-            news = [self._advance(self.choices[row.index]) for row in rows if self._runs(row)]
+            news, self._last = self._last, []
+            news += [self._advance(self.choices[row.index]) for row in rows if self._runs(row)]
             yield [piece for piece in news if piece.text or piece.ids or piece.reason]
+
+    def push(self, row: Row, ids: list[int]) -> str:
+        """The text of a running row's new ids. A last piece is kept for `pieces` instead, which wakes up."""
+        choice = self.choices[row.index]
+        text, ids = choice.extend(ids)
+        if choice.reason is None:
+            return text
+        self._last.append(Piece(choice.index, text, ids, choice.reason))
+        self._close(choice)
+        self.call.touch(row)
+        return ""
 
     def usage(self) -> Usage:
         """Counts so far. A prompt counts once however many choices it has."""
@@ -177,9 +200,12 @@ class Generation:
     def _advance(self, choice: Choice) -> Piece:
         piece = choice.advance()
         if piece.reason is not None:
-            self._open -= 1
-            self.dispatcher.abort_row(choice.row, "stop string")
+            self._close(choice)
         return piece
+
+    def _close(self, choice: Choice) -> None:
+        self._open -= 1
+        self.dispatcher.abort_row(choice.row, "stop string")
 
     def _raise_error(self) -> None:
         """Raise the first row's error. Pieces not yet taken are lost with it."""

@@ -1,10 +1,12 @@
 """What a request is waiting for: its rows, filled by the dispatcher and read by the HTTP handler.
 
 A row never queues messages: new tokens join those not yet taken, so a slow client costs one list of ints,
-bounded by max_tokens, and gets the text in fewer, larger pieces.
+bounded by max_tokens, and gets the text in fewer, larger pieces. A stream whose client keeps up is given its
+tokens at once, without waking its handler.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxhost.frontend.errors import ApiError
@@ -61,18 +63,29 @@ class Row:
 
 
 class Call:
-    """The rows of one HTTP request, and the one place where its handler waits."""
+    """The rows of one HTTP request, and the one place where its handler waits.
+
+    `sink` takes a running row's new ids while the handler waits for news and everything before them was
+    taken; it returns False when it cannot, and the handler will.
+    """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.sink: Callable[[Row, list[int]], bool] | None = None
         self._dirty: dict[int, Row] = {}
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # set while the handler waits and nothing is new
+
+    def push(self, row: Row, ids: list[int]) -> bool:
+        """Give new ids of a running row to the sink; False when they are left to the handler."""
+        return self.sink is not None and self._waiter is not None and self.sink(row, ids)
 
     def touch(self, row: Row) -> None:
         """Tell the handler that `row` has something new."""
         self._dirty[row.handle] = row
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
 
     async def news(self, timeout_s: float | None = None) -> list[Row]:
         """The rows with something new, as soon as there is one; empty after `timeout_s`.
@@ -81,12 +94,12 @@ class Call:
         died or fell silent.
         """
         if not self._dirty:
-            self._waiter = asyncio.get_running_loop().create_future()
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
             try:
                 if timeout_s is None:
-                    await self._waiter
+                    await waiter
                 else:
-                    await asyncio.wait((self._waiter,), timeout=timeout_s)
+                    await asyncio.wait((waiter,), timeout=timeout_s)
             finally:
                 self._waiter = None
         rows, self._dirty = list(self._dirty.values()), {}

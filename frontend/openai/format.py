@@ -10,6 +10,7 @@ from mlxhost.frontend.generation import Piece, Reason, Usage
 from mlxhost.frontend.http.sse import event
 
 _encode = msgspec.json.Encoder().encode
+_HOLE = "\0"  # where a delta's text goes, in an event made beforehand
 
 
 class Answer(Struct):
@@ -44,6 +45,9 @@ class Format(Protocol):
 
     def piece(self, piece: Piece) -> bytes:
         """Events for what is new in a choice."""
+
+    def delta(self, index: int, text: str, ids: list[int]) -> bytes:
+        """Events for new text of a choice that goes on."""
 
     def usage(self, usage: Usage) -> bytes:
         """The event that carries only token counts."""
@@ -105,6 +109,9 @@ class ChatFormat:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
+        self._deltas = [
+            _around(self._chunk([_ChatDeltaChoice(i, _Delta(content=_HOLE))])) for i in range(answer.n)
+        ]
 
     def opening(self) -> bytes:
         # The role comes first and alone, once for each choice.
@@ -114,11 +121,19 @@ class ChatFormat:
             chunks[0].prompt_token_ids = self._answer.prompt_ids[0]
         return b"".join(event(_encode(c)) for c in chunks)
 
+    def delta(self, index: int, text: str, ids: list[int]) -> bytes:
+        if self._answer.token_ids:
+            if not ids:
+                return b""
+            choice = _ChatDeltaChoice(index, _Delta(content=text), token_ids=ids)
+            return event(_encode(self._chunk([choice])))
+        if not text:
+            return b""
+        head, tail = self._deltas[index]
+        return head + _encode(text) + tail
+
     def piece(self, piece: Piece) -> bytes:
-        out = b""
-        if piece.text or (piece.ids and self._answer.token_ids):
-            choice = _ChatDeltaChoice(piece.index, _Delta(content=piece.text), token_ids=self._ids(piece.ids))
-            out = event(_encode(self._chunk([choice])))
+        out = self.delta(piece.index, piece.text, piece.ids)
         if piece.reason is not None:
             last = _ChatDeltaChoice(piece.index, _Delta(), finish_reason=piece.reason)
             out += event(_encode(self._chunk([last])))
@@ -160,6 +175,8 @@ class CompletionFormat:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
+        choices = len(answer.prompt_ids) * answer.n
+        self._deltas = [_around(self._body([_TextChoice(i, _HOLE)])) for i in range(choices)]
 
     def opening(self) -> bytes:
         answer = self._answer
@@ -170,6 +187,14 @@ class CompletionFormat:
                 choice = _TextChoice(index, echo, prompt_token_ids=self._prompt_ids(index))
                 out += event(_encode(self._body([choice])))
         return out
+
+    def delta(self, index: int, text: str, ids: list[int]) -> bytes:
+        if self._answer.token_ids:
+            return self.piece(Piece(index, text, ids))
+        if not text:
+            return b""
+        head, tail = self._deltas[index]
+        return head + _encode(text) + tail
 
     def piece(self, piece: Piece) -> bytes:
         if not (piece.text or piece.reason or (piece.ids and self._answer.token_ids)):
@@ -209,6 +234,12 @@ class CompletionFormat:
 
     def _prompt_ids(self, index: int) -> Sequence[int] | UnsetType:
         return self._answer.prompt_ids[index // self._answer.n] if self._answer.token_ids else UNSET
+
+
+def _around(chunk: _Chunk) -> tuple[bytes, bytes]:
+    """The event of a chunk whose text is _HOLE, before and after the text."""
+    head, _, tail = event(_encode(chunk)).rpartition(_encode(_HOLE))
+    return head, tail
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

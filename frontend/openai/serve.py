@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -21,6 +21,7 @@ from mlxhost.frontend.openai.format import Answer, Format, Whole
 from mlxhost.frontend.openai.plan import check_stop_ids, row_specs
 from mlxhost.frontend.openai.requests import GenerationRequest
 from mlxhost.frontend.openai.unsupported import refuse_unsupported
+from mlxhost.frontend.rows import Row
 from mlxhost.frontend.services import Services
 from mlxhost.frontend.text.model import TextModel
 from mlxhost.wire.control import FleetModel
@@ -103,6 +104,19 @@ async def serve(
         log.completion_tokens = generation.usage().completion
 
 
+def _sink(generation: Generation, answer: Format, stream: EventStream) -> Callable[[Row, list[int]], bool]:
+    """Takes tokens as they arrive while the client keeps up; the handler sleeps meanwhile."""
+
+    def push(row: Row, ids: list[int]) -> bool:
+        if not stream.keeps_up:
+            return False
+        if events := answer.delta(row.index, generation.push(row, ids), ids):
+            stream.push(events)
+        return True
+
+    return push
+
+
 async def _whole(generation: Generation, answer: Format) -> web.Response:
     texts: list[list[str]] = [[] for _ in generation.choices]
     ids: list[list[int]] = [[] for _ in generation.choices]
@@ -126,6 +140,7 @@ async def _stream(
     await stream.open()
     try:
         await stream.send(answer.opening())
+        generation.call.sink = _sink(generation, answer, stream)
         async for pieces in generation.pieces():
             await stream.send(b"".join(map(answer.piece, pieces)))
     except ConnectionError:  # the client is gone

@@ -39,12 +39,14 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+# For str.translate: every character below 256 is there, and those that stand for no byte cannot be encoded.
+_LATIN = dict.fromkeys(range(256), "\uffff") | {ord(c): chr(b) for c, b in _ALPHABET.items()}
 
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes([_ALPHABET[c] for c in token])
-    except KeyError:  # an added token written in plain text
+        return token.translate(_LATIN).encode("latin-1")
+    except UnicodeEncodeError:  # an added token written in plain text
         return token.encode()
 
 
@@ -69,6 +71,7 @@ class _SentencePiece:
 class PieceTable:
     """Bytes of each token id of one tokenizer, looked up once per id. Special tokens have none.
 
+    `texts` holds the pieces that are whole characters as text, for those who have no broken one before them.
     `strips_space` tells that the tokenizer drops one space at the very start of a text.
     """
 
@@ -77,7 +80,8 @@ class PieceTable:
         self._special = {
             i for i, token in tokenizer.get_added_tokens_decoder().items() if getattr(token, "special", False)
         }
-        self._pieces: dict[int, bytes] = {}
+        self.texts: dict[int, str] = {}
+        self._broken: dict[int, bytes] = {}  # pieces that begin or end inside a character
         self._to_bytes, self.strips_space = _read_decoder(decoder)
 
     def detokenizer(self, *, at_start: bool = True) -> Detokenizer:
@@ -88,7 +92,10 @@ class PieceTable:
 
     def piece(self, token_id: int) -> bytes:
         """Bytes of one token."""
-        found = self._pieces.get(token_id)
+        text = self.texts.get(token_id)
+        if text is not None:
+            return text.encode()
+        found = self._broken.get(token_id)
         return self._look_up(token_id) if found is None else found
 
     def _look_up(self, token_id: int) -> bytes:
@@ -96,7 +103,10 @@ class PieceTable:
         piece = b""
         if token is not None and token_id not in self._special and self._to_bytes is not None:
             piece = self._to_bytes(token)
-        self._pieces[token_id] = piece
+        try:
+            self.texts[token_id] = piece.decode()
+        except UnicodeDecodeError:
+            self._broken[token_id] = piece
         return piece
 
 
@@ -105,18 +115,26 @@ class TableDetokenizer:
 
     def __init__(self, table: PieceTable, *, strip: bool) -> None:
         self._piece = table.piece
-        self._decode = _Utf8Decoder("replace").decode
+        self._text = table.texts.get
+        self._decoder = _Utf8Decoder("replace")
         self._strip = strip
+        self._clean = not strip  # nothing is held back, so whole characters may pass as they are
 
     def push(self, ids: Sequence[int]) -> str:
-        data = b"".join(map(self._piece, ids)) if len(ids) != 1 else self._piece(ids[0])
+        if self._clean and len(ids) == 1:
+            text = self._text(ids[0])
+            if text is not None:
+                return text
+        data = b"".join(map(self._piece, ids))
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")
-        return self._decode(data)
+        text = self._decoder.decode(data)
+        self._clean = not self._strip and not self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 class StreamDetokenizer:

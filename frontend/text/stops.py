@@ -4,6 +4,7 @@ The outcome does not depend on how the text is cut into chunks: the match that i
 and among those complete at the same character the longest (the one that began first).
 """
 
+import re
 from collections.abc import Sequence
 
 
@@ -19,11 +20,18 @@ class StopMatcher:
         self._borders = [_borders(s) for s in stops]
         self._states = [0] * len(stops)
         self._held = ""
+        firsts = re.escape("".join(s[0] for s in stops))
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)").search  # the latter is found nowhere
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string was met). After a match, push no more."""
-        buffer = self._held + text
-        start = len(self._held)
+        if not self._held:  # no match is under way, and only a first character can begin one
+            found = self._first(text)
+            if found is None:
+                return text, False
+            buffer, start = text, found.start()
+        else:
+            buffer, start = self._held + text, len(self._held)
         for position in range(start, len(buffer)):
             matched = self._advance(buffer[position])
             if matched:

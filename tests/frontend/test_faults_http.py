@@ -38,8 +38,9 @@ def in_flight(child: Child) -> int:
     return child.heartbeat.in_flight if child.heartbeat else 0
 
 
-def text_of(events: list[Any]) -> str:
-    return "".join(c["delta"].get("content", "") for e in events if "choices" in e for c in e["choices"])
+def text_of(events: list[Any], index: int = 0) -> str:
+    choices = [c for e in events for c in e.get("choices", ()) if c["index"] == index]
+    return "".join(c["delta"].get("content", "") for c in choices)
 
 
 def test_worker_killed_mid_stream(playing: Host, directory: Path) -> None:
@@ -117,15 +118,18 @@ def test_stop_string_frees_the_row(playing: Host, directory: Path) -> None:
 
 
 def test_slow_reader_loses_nothing(playing: Host, directory: Path) -> None:
-    """A client that reads nothing for a while gets the whole text later, merged; the row was not held up and
-    other clients were not either."""
-    length = 8000
-    playing.start_worker("demo", directory, answer=ANSWER_IDS, length=length, step_ms=0.1)
+    """A client that reads nothing until its rows have ended gets the whole text, merged once the buffers
+    were full; the rows were not held up and other clients were not either."""
+    n, length = 12, 3000
+    worker = playing.start_worker(
+        "demo", directory, answer=ANSWER_IDS, length=length, step_ms=0.1, max_rows=16
+    )
     playing.ready("demo")
     with connect(playing.url, receive_buffer=4096) as sock:
-        sock.sendall(raw_request(CHAT, {"model": "demo", "messages": USER, "stream": True}))
+        sock.sendall(raw_request(CHAT, {"model": "demo", "messages": USER, "stream": True, "n": n}))
+        wait_for(lambda: in_flight(worker) > 0)
         assert chat(playing.url, max_tokens=len(ANSWER_IDS)).status == 200
-        time.sleep(1)
+        wait_for(lambda: in_flight(worker) == 0)
         received = b""
         while b"[DONE]" not in received:
             chunk = sock.recv(65536)
@@ -136,8 +140,8 @@ def test_slow_reader_loses_nothing(playing: Host, directory: Path) -> None:
     ]
 
     repeated = (ANSWER_IDS * (length // len(ANSWER_IDS) + 1))[:length]
-    assert text_of(events) == TOKENIZER.decode(repeated)
-    assert len(events) < length
+    assert all(text_of(events, i) == TOKENIZER.decode(repeated) for i in range(n))
+    assert len(events) < n * length
 
 
 def _unchunked(response: bytes) -> bytes:
