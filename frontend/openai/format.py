@@ -46,8 +46,8 @@ class Format(Protocol):
     def piece(self, piece: Piece) -> bytes:
         """Events for what is new in a choice."""
 
-    def delta(self, index: int, text: str, ids: list[int]) -> bytes:
-        """Events for new text of a choice that goes on."""
+    def delta(self, index: int, text: str) -> bytes:
+        """The event for new text of a choice that goes on; empty without text. Tells no token ids."""
 
     def usage(self, usage: Usage) -> bytes:
         """The event that carries only token counts."""
@@ -121,19 +121,18 @@ class ChatFormat:
             chunks[0].prompt_token_ids = self._answer.prompt_ids[0]
         return b"".join(event(_encode(c)) for c in chunks)
 
-    def delta(self, index: int, text: str, ids: list[int]) -> bytes:
-        if self._answer.token_ids:
-            if not ids:
-                return b""
-            choice = _ChatDeltaChoice(index, _Delta(content=text), token_ids=ids)
-            return event(_encode(self._chunk([choice])))
+    def delta(self, index: int, text: str) -> bytes:
         if not text:
             return b""
         head, tail = self._deltas[index]
         return head + _encode(text) + tail
 
     def piece(self, piece: Piece) -> bytes:
-        out = self.delta(piece.index, piece.text, piece.ids)
+        if self._answer.token_ids and piece.ids:
+            choice = _ChatDeltaChoice(piece.index, _Delta(content=piece.text), token_ids=piece.ids)
+            out = event(_encode(self._chunk([choice])))
+        else:
+            out = self.delta(piece.index, piece.text)
         if piece.reason is not None:
             last = _ChatDeltaChoice(piece.index, _Delta(), finish_reason=piece.reason)
             out += event(_encode(self._chunk([last])))
@@ -188,9 +187,7 @@ class CompletionFormat:
                 out += event(_encode(self._body([choice])))
         return out
 
-    def delta(self, index: int, text: str, ids: list[int]) -> bytes:
-        if self._answer.token_ids:
-            return self.piece(Piece(index, text, ids))
+    def delta(self, index: int, text: str) -> bytes:
         if not text:
             return b""
         head, tail = self._deltas[index]

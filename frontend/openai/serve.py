@@ -110,7 +110,7 @@ def _sink(generation: Generation, answer: Format, stream: EventStream) -> Callab
     def push(row: Row, ids: list[int]) -> bool:
         if not stream.keeps_up:
             return False
-        if events := answer.delta(row.index, generation.push(row, ids), ids):
+        if events := answer.delta(row.index, generation.push(row, ids)):
             stream.push(events)
         return True
 
@@ -140,7 +140,8 @@ async def _stream(
     await stream.open()
     try:
         await stream.send(answer.opening())
-        generation.call.sink = _sink(generation, answer, stream)
+        if not prepared.body.return_token_ids:
+            generation.call.sink = _sink(generation, answer, stream)
         async for pieces in generation.pieces():
             await stream.send(b"".join(map(answer.piece, pieces)))
     except ConnectionError:  # the client is gone
