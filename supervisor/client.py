@@ -43,7 +43,7 @@ def call(
     target: str = "",
     args: dict[str, Any] | None = None,
     deadline_s: float = 10.0,
-    on_news: Callable[[str], None] = lambda _: None,
+    on_news: Callable[[News], None] = lambda _: None,
 ) -> Reply:
     """The fleet's answer. Raises OperationFailed when none comes."""
     context = new_context(zmq.Context)
@@ -63,7 +63,7 @@ def call(
                 continue
             message = _decode(socket.recv_multipart())
             if isinstance(message, News) and message.call_id == call_id:
-                on_news(message.message)
+                on_news(message)
             elif isinstance(message, Reply) and message.call_id == call_id:
                 return message
         raise OperationFailed(

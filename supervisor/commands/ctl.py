@@ -3,10 +3,51 @@
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlxhost.supervisor.commands import drain, flush, load, resume, status, unload
+from mlxhost.supervisor.commands import (
+    abort,
+    call,
+    drain,
+    flush,
+    load,
+    load_watch,
+    log_level,
+    pause,
+    profile,
+    reload_weights,
+    resume,
+    sessions,
+    sleep,
+    state,
+    status,
+    unload,
+    wake,
+)
 from mlxhost.supervisor.commands.request import Request
+
+if TYPE_CHECKING:
+    from mlxhost.wire.control import News
+
+MODULES = (
+    status,
+    drain,
+    resume,
+    pause,
+    sleep,
+    wake,
+    flush,
+    load,
+    unload,
+    reload_weights,
+    state,
+    abort,
+    sessions,
+    load_watch,
+    profile,
+    log_level,
+    call,
+)
 
 DESCRIPTION = """\
 Operate on a fleet that runs on this machine under this user (found through $MLXHOST_HOME, else ~/.mlxhost).
@@ -25,10 +66,10 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     operations = parser.add_subparsers(title="operations", metavar="OPERATION", required=True)
-    for module in (status, drain, resume, flush, load, unload):
+    for module in MODULES:
         description = (module.__doc__ or "").partition(": ")[2]
         operation = operations.add_parser(
-            module.__name__.rpartition(".")[2],
+            module.__name__.rpartition(".")[2].replace("_", "-"),
             help=description.partition(".")[0],
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -47,22 +88,28 @@ def _runner(request: Callable[[argparse.Namespace], Request]) -> Callable[[argpa
 
 def _call(request: Request, *, fleet: str, as_json: bool) -> int:
     """Make the call and print its answer. Raises NoFleet or OperationFailed."""
-    from mlxhost.supervisor.client import call, find_fleet
+    from mlxhost.supervisor import client
     from mlxhost.supervisor.console import err, out, printable_lines
     from mlxhost.supervisor.errors import EXIT_FAILED, EXIT_OK
 
-    reply = call(
-        find_fleet(fleet),
+    def tell(news: "News") -> None:
+        if not as_json:
+            out(printable_lines(news.message))
+        elif request.news_as_json:
+            out(json.dumps(news.data))
+
+    reply = client.call(
+        client.find_fleet(fleet),
         request.op,
         target=request.target,
         args=request.args,
         deadline_s=request.deadline_s,
-        on_news=(lambda _: None) if as_json else (lambda text: out(printable_lines(text))),
+        on_news=tell,
     )
     failed = reply.code != "ok"
     if as_json:
         error = {"error": {"code": reply.code, "message": reply.message}} if failed else {}
-        out(json.dumps(reply.result | error, indent=2))
+        out(json.dumps(reply.result | error, indent=None if request.news_as_json else 2))
     elif reply.result and (text := request.show(reply.result)):
         out(printable_lines(text))
     if failed:

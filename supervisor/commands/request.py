@@ -18,22 +18,36 @@ class Request:
     target: str = ""
     args: dict[str, Any] = field(default_factory=dict)
     deadline_s: float = 10.0
+    news_as_json: bool = False  # with --json, news are printed too, a line each
 
 
 def model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="name of the model, as `ctl status` shows it")
 
 
-def waiting_arguments(parser: argparse.ArgumentParser) -> None:
-    """For operations that take time."""
-    model_argument(parser)
+def timeout_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=WAIT_SECONDS,
         metavar="SECONDS",
         help="how long to wait for the end (default: %(default).0f); the operation itself goes on",
     )
+
+
+def answers_text(result: dict[str, Any], line: Callable[[dict[str, Any]], str]) -> str:
+    """`demo/0 <line>` for each process that did what was asked; the others are told as errors."""
+    return "\n".join(
+        f"{slot} {line(answer['result'])}"
+        for slot, answer in result.get("replicas", {}).items()
+        if answer["code"] == "ok"
+    )
+
+
+def waiting_arguments(parser: argparse.ArgumentParser) -> None:
+    """For operations that take time."""
+    model_argument(parser)
+    timeout_argument(parser)
     parser.add_argument("--no-wait", action="store_true", help="return at once")
 
 
@@ -46,7 +60,7 @@ def states_text(result: dict[str, Any]) -> str:
     return "\n".join(f"{slot} {state}" for slot, state in result["replicas"].items())
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
