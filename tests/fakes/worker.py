@@ -6,8 +6,10 @@ then Finish.STOP (or LENGTH when max_tokens comes first).
 
 The script is JSON in $MLXHOST_FAKE: an object of the fields of `Script`, or a map from model name (or
 slot) to such an object. `only_epoch` limits the faults to one spawn, so that the next one is healthy.
+`answers` scripts control operations; other operations are `unsupported`, except flush and health.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -24,6 +26,18 @@ from mlxhost.wire.boot import Boot, read_boot
 from mlxhost.wire.codec import decode, encode
 from mlxhost.wire.errors import DecodeError
 from mlxhost.worker.card import model_card
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """What a control operation gets: NEWS first, then the REPLY after `delay_s`; `mode` is the heartbeat's
+    from then on."""
+
+    result: dict[str, Any] = {}
+    code: str = "ok"
+    message: str = ""
+    news: list[str] = []
+    delay_s: float = 0.0
+    mode: str | None = None
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,6 +69,9 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     late_reply_s: float = 0.0  # delay of every REPLY
     row_error: str | None = None  # end each row with Finish.ERROR after its first token
     flush_result: dict[str, Any] = {}
+    answers: dict[str, Answer] = {}  # by operation
+    prefill_s: float = 0.0  # before a row's first token; the tick advances meanwhile
+    hang_up_after: int | None = None  # close the control connection, go on serving
 
 
 class Row(msgspec.Struct):
@@ -91,6 +108,9 @@ class FakeWorker:
         self.heartbeat_s, self.next_beat, self.was_busy = 1.0, 0.0, False
         self.stopping: float | None = None
         self.malformed = False
+        self.mode = self.was_mode = "running"
+        self.hung_up = False
+        self.prefilled_at = 0.0
 
     def dealer(self, endpoint: str) -> "zmq.Socket[bytes]":
         socket = self.context.socket(zmq.DEALER)
@@ -123,7 +143,7 @@ class FakeWorker:
                 )
             )
         )
-        init, _ = decode(self.control.recv_multipart())
+        init = self.await_init()
         if isinstance(init, control.Refused):
             sys.exit(f"refused: {init.code}: {init.message}")
         if not isinstance(init, control.Init) or init.worker is None:
@@ -155,13 +175,25 @@ class FakeWorker:
                     device_working_set=0,
                     max_rows=script.max_rows,
                     max_queued=script.max_queued,
-                    operations=["flush", "health"],
+                    operations=["flush", "health", *script.answers],
                     tasks=["generate"],
                     card=model_card(Path(init.worker.path)),
                     backend="fake",
                 )
             )
         )
+
+    def await_init(self) -> Any:
+        """The answer to HELLO; ends the process when the supervisor goes first."""
+        poller = zmq.Poller()
+        poller.register(0, zmq.POLLIN)
+        poller.register(self.control, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(10_000))
+            if 0 in ready and not os.read(0, 4096):
+                os._exit(0)
+            if self.control in ready:
+                return decode(self.control.recv_multipart())[0]
 
     def load(self) -> data.Load:
         running = len(self.rows) - len(self.queue)
@@ -201,6 +233,7 @@ class FakeWorker:
         room = self.script.max_model_len - len(ids)
         limit = min(add.limits.max_tokens or room, room)
         ready = time.monotonic() + self.script.accept_ms / 1000
+        self.prefilled_at = time.monotonic() + self.script.prefill_s
         self.rows[key] = Row(add, answer, limit, len(ids), ready_at=ready)
         self.queue.append(key)
 
@@ -219,6 +252,8 @@ class FakeWorker:
             return
         self.step += 1
         self.tick += 1
+        if time.monotonic() < self.prefilled_at:
+            return
         for endpoint in self.data:
             keys = [k for k in self.rows if k[0] == endpoint and k not in self.queue]
             if not keys:
@@ -270,6 +305,9 @@ class FakeWorker:
             self.control.send_multipart(encode(control.Dead("engine", "scripted engine failure")))
             time.sleep(0.05)
             os._exit(1)
+        if self.due(self.script.hang_up_after) and not self.hung_up:
+            self.hung_up = True
+            self.control.close(linger=0)
         while self.due(self.script.freeze_after):
             time.sleep(1)
 
@@ -291,11 +329,23 @@ class FakeWorker:
             case control.Stop():
                 self.stopping = time.monotonic() + message.deadline_s
             case control.Ctl():
-                results = {"flush": self.script.flush_result, "health": {"emitted": self.emitted}}
-                reply = control.Reply(message.call_id, "unsupported", f"fake worker: {message.op}")
-                if message.op in results:
-                    reply = control.Reply(message.call_id, result=results[message.op])
-                self.replies.append((time.monotonic() + self.script.late_reply_s, reply))
+                self.on_call(message)
+
+    def on_call(self, ctl: control.Ctl) -> None:
+        own = {
+            "flush": Answer(self.script.flush_result),
+            "health": Answer({"emitted": self.emitted}),
+        }
+        answer = self.script.answers.get(ctl.op) or own.get(ctl.op)
+        if answer is None:
+            answer = Answer(code="unsupported", message=f"fake worker: {ctl.op}")
+        for line in answer.news:
+            self.control.send_multipart(encode(control.News(ctl.call_id, line, {"line": line})))
+        if answer.mode:
+            self.mode = answer.mode
+            self.beat()
+        reply = control.Reply(ctl.call_id, answer.code, answer.message, answer.result or {"args": ctl.args})
+        self.replies.append((time.monotonic() + self.script.late_reply_s + answer.delay_s, reply))
 
     def on_data(self, endpoint: str, frames: list[bytes]) -> None:
         try:
@@ -313,11 +363,13 @@ class FakeWorker:
                     row.aborted = True
 
     def beat(self) -> None:
-        now, busy = time.monotonic(), bool(self.rows)
-        if now < self.next_beat and busy == self.was_busy:
+        if self.hung_up:
             return
-        self.next_beat, self.was_busy = now + self.heartbeat_s, busy
-        beat = control.Heartbeat(busy, self.load(), 20_000_000, in_flight=len(self.rows))
+        now, busy, mode = time.monotonic(), bool(self.rows) and self.mode == "running", self.mode
+        if now < self.next_beat and (busy, mode) == (self.was_busy, self.was_mode):
+            return
+        self.next_beat, self.was_busy, self.was_mode = now + self.heartbeat_s, busy, mode
+        beat = control.Heartbeat(busy, self.load(), 20_000_000, len(self.rows), mode)
         self.control.send_multipart(encode(beat))
         if not busy:
             for endpoint in self.data:
@@ -326,7 +378,8 @@ class FakeWorker:
     def drain_sockets(self, timeout_ms: float) -> None:
         poller = zmq.Poller()
         poller.register(0, zmq.POLLIN)
-        poller.register(self.control, zmq.POLLIN)
+        if not self.hung_up:
+            poller.register(self.control, zmq.POLLIN)
         for socket in self.data.values():
             poller.register(socket, zmq.POLLIN)
         ready = dict(poller.poll(timeout_ms))
@@ -345,7 +398,7 @@ class FakeWorker:
             wait = max(0.0, next_step - time.monotonic()) if self.rows else 0.05
             self.drain_sockets(min(wait, 0.05) * 1000)
             self.admit()
-            if self.rows and time.monotonic() >= next_step:
+            if self.rows and self.mode == "running" and time.monotonic() >= next_step:
                 next_step = time.monotonic() + self.script.step_ms / 1000
                 self.run_step()
                 self.apply_faults()
@@ -357,8 +410,9 @@ class FakeWorker:
 
 
 def main() -> None:
-    sockets.process_dies_with_parent()
+    faulthandler.enable()
     boot = read_boot()
+    sockets.process_dies_with_parent(boot.parent)
     FakeWorker(boot, load_script(boot)).run()
 
 
