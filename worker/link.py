@@ -308,7 +308,7 @@ class Link(threading.Thread):
         busy, mode = status.busy, status.mode
         if now < self._next_beat and busy == self._was_busy and mode == self._was_mode:
             return
-        if now >= self._next_beat:
+        if now >= self._next_beat or mode != self._was_mode:
             self._resident_bytes = backend.resident_bytes()
         rate = self._rate()
         if now - self._counted[0] >= self._heartbeat_s:
