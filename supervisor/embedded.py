@@ -1,6 +1,7 @@
 """The models that need no path and no hub: small GGUF files that packages on the package index carry."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Embedded:
     size: int  # of the GGUF, in bytes
     licence: str
     aliases: tuple[str, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def filename(self) -> str:
@@ -33,5 +35,7 @@ EMBEDDED: dict[str, Embedded] = {
         size=98_362_432,
         licence="Apache-2.0",
         aliases=("SmolLM2-135M-Instruct",),
+        # What the model's authors recommend; at temperature 1 so small a model does not find an end.
+        sampling_defaults={"temperature": 0.2, "top_p": 0.9},
     ),
 }

@@ -3,8 +3,8 @@
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlxhost.supervisor.console import printable
@@ -34,6 +34,7 @@ class Model:
     path: Path
     replicas: int = 1
     aliases: tuple[str, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 def parse(values: Iterable[str]) -> list[Spec]:

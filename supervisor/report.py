@@ -25,6 +25,7 @@ def _fleet_model(model: Model, routing: str) -> FleetModel:
         card=model.card,
         reason=reasons[0] if reasons else "",
         created=model.created,
+        sampling_defaults=dict(model.spec.sampling_defaults),
     )
 
 

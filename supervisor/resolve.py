@@ -35,7 +35,8 @@ def fetch_embedded(
 def _locate(spec: Spec) -> Model:
     if embedded := EMBEDDED.get(spec.source):
         aliases = (spec.source, *embedded.aliases)
-        return Model(spec.alias or spec.source, _UNFETCHED, spec.replicas, aliases)
+        name, defaults = spec.alias or spec.source, embedded.sampling_defaults
+        return Model(name, _UNFETCHED, spec.replicas, aliases, defaults)
     path = Path(spec.source).expanduser().absolute()
     if path.exists():
         path = path.resolve() if path.is_dir() else path

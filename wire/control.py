@@ -226,6 +226,7 @@ class FleetModel(Struct, frozen=True):
     card: ModelCard | None = None
     reason: str = ""
     created: int = 0  # unix time
+    sampling_defaults: dict[str, float] = {}  # before those of generation_config.json
 
 
 class Fleet(Struct, tag="fleet"):

@@ -29,6 +29,12 @@ class Defaults(Struct, frozen=True):
     top_k: int | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
 
+    def overlaid(self, own: Mapping[str, float]) -> "Defaults":
+        """These, with what the fleet says of the model in their place."""
+        if not own:
+            return self
+        return msgspec.convert(msgspec.structs.asdict(self) | {"do_sample": None} | dict(own), Defaults)
+
 
 class _NamedTemplate(Struct):
     name: str

@@ -44,6 +44,13 @@ def test_paris(openai: OpenAI) -> None:
     assert answer.usage.prompt_tokens == 37
 
 
+def test_paris_with_default_settings(openai: OpenAI) -> None:
+    """What the README asks, with no sampling settings at all, gets a short answer: the demo has defaults."""
+    answer = openai.chat.completions.create(model="demo", messages=FRANCE, max_tokens=200)
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+
+
 def test_paris_streamed(openai: OpenAI) -> None:
     """The stream's pieces make up the answer given whole; usage comes last when asked for."""
     whole = openai.chat.completions.create(model="SmolLM2-135M-Instruct", messages=FRANCE, temperature=0)

@@ -8,7 +8,7 @@ import pytest
 from support.frontend_models import CHAT_TEMPLATE, write_model
 
 from mlxhost.frontend.errors import CardError
-from mlxhost.frontend.text.card import CardFiles
+from mlxhost.frontend.text.card import CardFiles, Defaults
 from mlxhost.frontend.text.model import load_text_model
 from mlxhost.wire.control import ModelCard
 from mlxhost.worker.card import model_card
@@ -84,3 +84,10 @@ def test_truncation_and_padding_of_the_file_are_undone(tmp_path: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(saved))
     text = load_text_model(model_card(directory))
     assert text.tokenizer.decode(text.tokenizer.encode("hello world, dog").ids) == "hello world, dog"
+
+
+def test_the_fleets_sampling_defaults_come_before_the_models_own() -> None:
+    """What the fleet says replaces a default, a greedy one too; what it does not say stays."""
+    own = Defaults(do_sample=False, temperature=0.6, top_k=20)
+    assert own.overlaid({"temperature": 0.2, "top_p": 0.9}) == Defaults(None, 0.2, 0.9, 20)
+    assert own.overlaid({}) == own

@@ -157,6 +157,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
                     card=_CARD,
                     reason="",
                     created=1_764_000_000,
+                    sampling_defaults={"temperature": 0.2},
                 )
             ],
             accepting=True,
