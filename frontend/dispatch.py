@@ -5,26 +5,28 @@ send or fail to send; late, duplicate and foreign messages change nothing.
 """
 
 import asyncio
-import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
 from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, InternalError, Unavailable, WorkerLost
-from mlxhost.frontend.models import READY, ModelTable, replica_key
+from mlxhost.frontend.hints import Hints
+from mlxhost.frontend.models import ModelTable, replica_key
 from mlxhost.frontend.rejects import reject_error
 from mlxhost.frontend.remote import Route
-from mlxhost.frontend.routing import Candidate, ReplicaKey, pick
+from mlxhost.frontend.replay import Replays
+from mlxhost.frontend.replica import Replica
+from mlxhost.frontend.router import Router
+from mlxhost.frontend.routing import ReplicaKey
 from mlxhost.frontend.rows import Call, Row, RowSpec
 from mlxhost.frontend.zmqloop import LoopSocket
 from mlxhost.wire import data, sockets
 from mlxhost.wire.codec import Buffer, decode, encode
-from mlxhost.wire.control import Fleet, FleetModel
+from mlxhost.wire.control import Fleet
 from mlxhost.wire.errors import DecodeError
 
 # A replica may be ready a moment before its data link is up.
@@ -39,46 +41,21 @@ MAX_UNKNOWN_PEERS = 1024
 _HANDLES = 1 << 32
 
 
-@dataclass(slots=True)
-class Replica:
-    """What this frontend knows of one spawn of a replica."""
-
-    key: ReplicaKey
-    model: str = ""  # empty until a FLEET lists it
-    connected: bool = False  # it has said hello on the data socket
-    route: Route | None = None  # where it said so last
-    load: data.Load = field(default_factory=data.Load)
-    pending: dict[int, int] = field(default_factory=dict)  # KV tokens by seq, of ADDs newer than `load`
-    rows: dict[int, Row] = field(default_factory=dict)
-    unsent_aborts: list[tuple[int, str]] = field(default_factory=list)
-    seq: int = 0
-    heard: float = 0.0  # monotonic time of its last message
-    idle_ticks: int = 0
-
-    @property
-    def candidate(self) -> Candidate:
-        load = self.load
-        return Candidate(
-            key=self.key,
-            in_flight=load.running + load.waiting + len(self.pending),
-            kv_tokens=load.kv_tokens + sum(self.pending.values()),
-            kv_capacity=load.kv_capacity,
-        )
-
-    def take_load(self, load: data.Load) -> None:
-        """Remember a newer report; what it includes is no longer pending."""
-        self.load = load
-        for seq in list(itertools.takewhile(lambda s: s <= load.last_seq, self.pending)):
-            del self.pending[seq]
-
-
 class Dispatcher:
-    """Rows by (replica, handle), replicas by (slot, epoch)."""
+    """Rows by (replica, handle), replicas by (slot, epoch). `ordinal` is this frontend's number."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, table: ModelTable) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        table: ModelTable,
+        *,
+        ordinal: int = 0,
+    ) -> None:
         self._table = table
         self._replicas: dict[ReplicaKey, Replica] = {}
-        self._turns: Counter[str] = Counter()
+        self.router = Router(ordinal)
+        self._replays = Replays(self._resend)
         self._next_handle = 0
         self._changed = asyncio.Event()
         self.dropped: Counter[str] = Counter()  # messages that were ignored, by reason
@@ -95,15 +72,18 @@ class Dispatcher:
     # --- requests -------------------------------------------------------------------------------------
 
     async def start(self, name: str, specs: Sequence[RowSpec]) -> Call:
-        """Route and send one ADD for each spec.
+        """Route and send one ADD for each spec; all have the same hints.
 
-        Raises ModelNotReady, ShuttingDown or WorkerLost; then no row is left running.
+        Raises ModelNotReady, ShuttingDown, ReplicaNotReady or BadRequest; then no row is left running.
         """
-        await self._connected(name)
+        await self._connected(name, specs[0].hints)
         call = Call()
         try:
             for index, spec in enumerate(specs):
-                self._send_add(self._table.current(name), spec, index, call)
+                row = Row(0, index, name, ("", 0), 0, spec, call)
+                call.rows.append(row)
+                if not self._send_add(row):
+                    self._replays.lost(row, WorkerLost(name, "it could not be reached"))
         except ApiError:
             self.abort(call, "another choice of the request could not be sent")
             raise
@@ -116,20 +96,20 @@ class Dispatcher:
 
     def abort_row(self, row: Row, reason: str) -> None:
         """Stop one row, if it runs. Whatever its worker still sends for it is ignored."""
+        self._replays.cancel(row)
         replica = self._replicas.get(row.replica)
         if replica is not None and self._forget(replica, row):
             replica.unsent_aborts.append((row.handle, reason))
             self._flush_aborts(replica)
 
-    def routable(self, model: FleetModel) -> list[Replica]:
-        """Replicas of `model` that may take a request now, in a stable order."""
-        found = (self._replicas.get(replica_key(r)) for r in model.replicas if r.state == READY)
-        return [r for r in found if r is not None and r.connected]
+    def replay_for(self, seconds: float) -> None:
+        """How long a request whose worker was lost may wait for another one."""
+        self._replays.wait_s = seconds
 
-    async def _connected(self, name: str) -> None:
-        """Return once some ready replica of the model has its data link up."""
+    async def _connected(self, name: str, hints: Hints) -> None:
+        """Return once a ready replica that the request may use has its data link up."""
         deadline = time.monotonic() + CONNECT_WAIT_S
-        while not self.routable(model := self._table.current(name)):
+        while not self.router.can_route(model := self._table.current(name), hints):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise Unavailable(
@@ -140,12 +120,14 @@ class Dispatcher:
             await asyncio.wait((waiter,), timeout=left)
             waiter.cancel()
 
-    def _send_add(self, model: FleetModel, spec: RowSpec, index: int, call: Call) -> None:
-        while replicas := self.routable(model):
-            turn = self._turns[model.name]
-            chosen = pick(model.routing, [r.candidate for r in replicas], turn)
-            replica = self._replicas[chosen.key]
-            handle, seq = self._new_handle(), replica.seq + 1
+    def _send_add(self, row: Row) -> bool:
+        """Route the row and send its ADD; False when no replica can be reached now.
+
+        Raises what says that the model cannot serve the request.
+        """
+        spec, model = row.spec, self._table.current(row.model)
+        while replica := self.router.choose(model, spec.hints, spec.prompt):
+            handle, seq = self._new_handle(replica), replica.seq + 1
             add = data.Add(
                 handle=handle,
                 seq=seq,
@@ -159,14 +141,20 @@ class Dispatcher:
             )
             if not self._try_send(replica, encode(add, spec.prompt)):
                 continue
-            self._turns[model.name] += 1
             replica.seq = seq
-            replica.pending[seq] = spec.prompt_tokens + (spec.limits.max_tokens or 0)
-            row = Row(handle, index, model.name, replica.key, seq, spec.prompt_tokens, call)
+            replica.add_pending(seq, spec.prompt_tokens + (spec.limits.max_tokens or 0))
+            row.handle, row.replica, row.seq = handle, replica.key, seq
             replica.rows[handle] = row
-            call.rows.append(row)
-            return
-        raise WorkerLost(model.name, "it could not be reached")
+            self.router.sent(model, replica, spec.hints, spec.prompt)
+            return True
+        return False
+
+    def _resend(self, row: Row) -> bool:
+        """Start a row anew. Raises like `_send_add`."""
+        sent = self._send_add(row)
+        if sent:
+            logs.info("replayed", id=row.spec.request_id, slot=row.replica[0], epoch=row.replica[1])
+        return sent
 
     def _try_send(self, replica: Replica, frames: Sequence[bytes | memoryview]) -> bool:
         """Send an ADD; when the peer is gone or takes nothing, it counts as not connected."""
@@ -174,7 +162,7 @@ class Dispatcher:
             self._send(replica, frames)
         except zmq.ZMQError as error:
             logs.warning("unreachable", slot=replica.key[0], epoch=replica.key[1], reason=error)
-            replica.connected = False
+            replica.set_state(connected=False)
             if error.errno != zmq.EAGAIN:
                 self._lose(replica, "its data link broke")
             return False
@@ -196,23 +184,25 @@ class Dispatcher:
             pass  # the peer is gone, and its rows with it
         replica.unsent_aborts.clear()
 
-    def _new_handle(self) -> int:
+    def _new_handle(self, replica: Replica) -> int:
         taken = True
         while taken:
             self._next_handle = (self._next_handle + 1) % _HANDLES
-            taken = any(self._next_handle in r.rows for r in self._replicas.values())
+            taken = self._next_handle in replica.rows
         return self._next_handle
 
     # --- the fleet ------------------------------------------------------------------------------------
 
     def on_fleet(self, fleet: Fleet) -> None:
-        """Take over the fleet's new state: rows of replicas that are gone end with WorkerLost."""
+        """Take over the fleet's new state: rows of replicas that are gone are started anew, or end with
+        WorkerLost."""
         self._table.update(fleet)
         live = {}
         for model, listed in self._table.live_replicas():
             key = replica_key(listed)
             live[key] = self._replicas.setdefault(key, Replica(key))
             live[key].model = model.name
+        self.router.update(fleet, live)
         newest = dict(sorted(live))
         for key, replica in list(self._replicas.items()):
             superseded = key[1] < newest.get(key[0], 0)
@@ -234,20 +224,27 @@ class Dispatcher:
             if replica.idle_ticks > IDLE_TICKS:
                 self._lose(replica, "it no longer knows the request")
             elif now - replica.heard > (silence := self._silence_s(replica)):
+                replica.set_state(connected=False)  # until it says something
                 self._lose(replica, f"it has said nothing for {silence:g} s")
+
+        self._replays.go_on()
 
     def _silence_s(self, replica: Replica) -> float:
         here = replica.route is None or replica.route.socket is self._socket
         return SILENCE_S if here else REMOTE_SILENCE_S
 
     def _lose(self, replica: Replica, why: str) -> None:
-        """End all rows of a replica."""
+        """Start all rows of a replica anew, or end them."""
         for row in list(replica.rows.values()):
-            self._end(replica, row, error=WorkerLost(row.model, why))
+            self._forget(replica, row)
+            self._replays.lost(row, WorkerLost(row.model, why))
+        self._wake()
 
     def _wake(self) -> None:
+        """Something changed that requests may wait for."""
         self._changed.set()
         self._changed = asyncio.Event()
+        asyncio.get_running_loop().call_soon(self._replays.go_on)
 
     # --- messages from workers ------------------------------------------------------------------------
 
@@ -283,8 +280,8 @@ class Dispatcher:
     def _on_connection(self, replica: Replica, route: Route) -> None:
         """The replica speaks from a new connection; what the one before had in flight is lost with it."""
         if replica.route is not None:
+            replica.set_state(connected=False)
             self._lose(replica, "its connection was cut")
-            replica.connected = False
         replica.route = route
 
     def _unknown_peer(self, key: ReplicaKey) -> Replica | None:
@@ -302,7 +299,7 @@ class Dispatcher:
             return
         replica.take_load(out.load)
         if not replica.connected:
-            replica.connected = True
+            replica.set_state(connected=True)
             self._wake()
         start = 0
         for i, (handle, count) in enumerate(zip(out.handles, out.counts, strict=True)):
@@ -363,7 +360,7 @@ class Dispatcher:
 
     def _forget(self, replica: Replica, row: Row) -> bool:
         """Take a row off the books; False when it was not on them, so that nothing ends twice."""
-        replica.pending.pop(row.seq, None)
+        replica.settle(row.seq)
         return replica.rows.pop(row.handle, None) is not None
 
     def _drop(self, key: ReplicaKey, reason: str, detail: str) -> None:

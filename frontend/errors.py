@@ -35,6 +35,11 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         self.retryable = retryable
 
+    @property
+    def details(self) -> dict[str, object]:
+        """Fields of the error object beside the four that every error has."""
+        return {}
+
 
 class BadRequest(ApiError):
     """400: the request itself is wrong."""
@@ -90,6 +95,17 @@ class ModelNotFound(ApiError):
             status=404,
             param="model",
             code="model_not_found",
+        )
+
+
+class RequestIdInUse(ApiError):
+    """409: a request with the same X-Request-Id is being answered. Retrying is of no use before it ends."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"a request with the X-Request-Id {request_id!r} is being answered; give each request its own",
+            status=409,
+            code="duplicate_request_id",
         )
 
 
@@ -179,17 +195,34 @@ class ModelNotReady(Unavailable):
         )
 
 
+class ReplicaNotReady(Unavailable):
+    """503: the request names one replica, and that one cannot take it now."""
+
+    def __init__(self, name: str, index: int, state: str) -> None:
+        super().__init__(
+            f"Replica {index} of the model {name!r} is {state}", "replica_not_ready", retry_after_s=2.0
+        )
+
+
 class WorkerLost(Unavailable):
     """503, or a stream's last event: the process that ran this request is gone."""
 
-    def __init__(self, model: str, why: str) -> None:
-        super().__init__(f"The worker of model {model!r} was lost ({why})", "worker_lost")
+    def __init__(self, model: str, why: str, *, tokens: int = 0, retryable: bool = True) -> None:
+        after = f"; {tokens} tokens had been generated" if tokens else ""
+        super().__init__(
+            f"The worker of model {model!r} was lost ({why}{after})", "worker_lost", retryable=retryable
+        )
         self.model = model
         self.why = why
+        self.tokens = tokens
+
+    @property
+    def details(self) -> dict[str, object]:
+        return {"tokens_emitted": self.tokens, "retryable": self.retryable}
 
     def after(self, tokens: int) -> "WorkerLost":
-        """The same, saying how much of the answer had been sent."""
-        return WorkerLost(self.model, f"{self.why}; {tokens} tokens had been generated")
+        """The same, saying how much of the answer had come."""
+        return WorkerLost(self.model, self.why, tokens=tokens, retryable=self.retryable)
 
 
 class CardError(InternalError):

@@ -1,10 +1,28 @@
-"""Admission: whether new requests may come in, and how many are inside."""
+"""Admission: whether new requests may come in, how many are inside, and under which ids."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from mlxhost.frontend.errors import ShuttingDown
+from mlxhost.frontend.errors import RequestIdInUse, ShuttingDown
+
+
+class RequestIds:
+    """The ids of the requests being answered: each names one of them, in logs and in `ctl abort`."""
+
+    def __init__(self) -> None:
+        self._held: set[str] = set()
+
+    @contextmanager
+    def hold(self, request_id: str) -> Iterator[None]:
+        """For the time of one request. Raises RequestIdInUse when another one has the id."""
+        if request_id in self._held:
+            raise RequestIdInUse(request_id)
+        self._held.add(request_id)
+        try:
+            yield
+        finally:
+            self._held.remove(request_id)
 
 
 class Gate:

@@ -43,6 +43,7 @@ class Piece:
     text: str
     ids: list[int]
     reason: Reason | None = None
+    anew: bool = False  # the choice was started anew: what came before is void
 
 
 class Choice:
@@ -52,13 +53,19 @@ class Choice:
         self.row = row
         self.index = row.index
         self.reason: Reason | None = None
+        self._ending, self._pieces = ending, pieces
+        self._begin()
+
+    def _begin(self) -> None:
+        ending = self._ending
+        self._attempt = self.row.attempt
         self.completion_tokens = 0
-        self._ending = ending
-        self._detokenizer = pieces.detokenizer(at_start=ending.at_start)
+        self._detokenizer = self._pieces.detokenizer(at_start=ending.at_start)
         self._matcher = StopMatcher(ending.stops, include=ending.include) if ending.stops else None
 
     def advance(self) -> Piece:
         """Take what the row received since the last call."""
+        anew = self._attempt != self.row.attempt
         ids = self.row.take()
         ended = self.row.finish is not Finish.RUNNING
         shown = ids[:-1] if ended and self._drops_last(ids) else ids
@@ -73,11 +80,13 @@ class Choice:
             self.reason = Reason.LENGTH if self.row.finish is Finish.LENGTH else Reason.STOP
             if self.row.completion_tokens is not None:
                 self.completion_tokens = self.row.completion_tokens
-        return Piece(self.index, text, ids, self.reason)
+        return Piece(self.index, text, ids, self.reason, anew)
 
     def extend(self, ids: list[int]) -> tuple[str, list[int]]:
         """(text, ids that count) of new ids of the answer. A stop string sets `reason`, and what comes after
         it does not count."""
+        if self._attempt != self.row.attempt:
+            self._begin()
         if self._matcher is None:
             text = self._detokenizer.push(ids)
         else:
@@ -168,7 +177,7 @@ class Generation:
             self._raise_error()
             news, self._last = self._last, []
             news += [self._advance(self.choices[row.index]) for row in rows if self._runs(row)]
-            yield [piece for piece in news if piece.text or piece.ids or piece.reason]
+            yield [piece for piece in news if piece.text or piece.ids or piece.reason or piece.anew]
 
     def push(self, row: Row, ids: list[int]) -> str:
         """The text of a running row's new ids. A last piece is kept for `pieces` instead, which wakes up."""

@@ -20,7 +20,7 @@ from aiohttp import web
 from mlxhost.frontend import logs
 from mlxhost.frontend.control import ControlLink
 from mlxhost.frontend.dispatch import Dispatcher, data_endpoint
-from mlxhost.frontend.gate import Gate
+from mlxhost.frontend.gate import Gate, RequestIds
 from mlxhost.frontend.http.app import build_app
 from mlxhost.frontend.http.sse import KeepAlive
 from mlxhost.frontend.models import ModelTable
@@ -77,12 +77,13 @@ class Frontend:
         context = sockets.new_context(zmq.Context)
         table = ModelTable()
         endpoint = data_endpoint(self._boot.runtime_dir, self._boot.slot, self._boot.epoch)
-        dispatcher = Dispatcher(context, endpoint, table)
+        dispatcher = Dispatcher(context, endpoint, table, ordinal=_number(self._boot.slot))
         link = ControlLink(context, self._boot)
         init = await link.hello(endpoint)
         if init.frontend is None:
             raise HandshakeRefused("role", "INIT says nothing about a frontend")
         gate = Gate(lambda: link.heartbeat(gate.in_flight))
+        dispatcher.replay_for(init.frontend.replay_wait_s)
         executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         cards = Path(init.frontend.cache_dir) / "cards" if init.frontend.cache_dir else None
         texts = TextModels(executor, CardStore(cards, executor, link.call) if cards else None)
@@ -96,6 +97,7 @@ class Frontend:
             texts=texts,
             prompts=Prompts(executor),
             gate=gate,
+            request_ids=RequestIds(),
             keep_alive=KeepAlive(),
             max_body_bytes=init.frontend.max_body_bytes,
         )
@@ -145,6 +147,11 @@ async def _beat(link: ControlLink, gate: Gate, dispatcher: Dispatcher, interval_
         link.heartbeat(gate.in_flight)
         dispatcher.tick()
         await asyncio.sleep(interval_s)
+
+
+def _number(slot: str) -> int:
+    """2 for the slot frontend/2."""
+    return int(slot.rpartition("/")[2])
 
 
 def _exit_if_parent_is_gone() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxhost.frontend.errors import ApiError
+from mlxhost.frontend.hints import ANYWHERE, Hints
 from mlxhost.frontend.routing import ReplicaKey
 from mlxhost.wire.data import Finish, Limits, Sampling
 
@@ -27,6 +28,7 @@ class RowSpec:
     client: str = ""
     session_id: str = ""
     trace: str = ""
+    hints: Hints = ANYWHERE
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +44,10 @@ class Row:
     model: str
     replica: ReplicaKey
     seq: int
-    prompt_tokens: int
+    spec: RowSpec
     call: "Call"
+    attempt: int = 1  # 2 once it was started anew on another worker
+    shown: bool = False  # something of it has gone to the client, so it cannot be started anew
     accepted: bool = False
     tokens: list[int] = field(default_factory=list)
     finish: Finish = Finish.RUNNING
@@ -55,6 +59,11 @@ class Row:
     @property
     def ended(self) -> bool:
         return self.error is not None or self.finish is not Finish.RUNNING
+
+    def forget_answer(self) -> None:
+        """Back to the start: the answer so far is void."""
+        self.attempt += 1
+        self.accepted, self.tokens, self.received, self.cached_tokens = False, [], 0, 0
 
     def take(self) -> list[int]:
         """The tokens that came since the last call."""
@@ -81,7 +90,7 @@ class Call:
 
     def touch(self, row: Row) -> None:
         """Tell the handler that `row` has something new."""
-        self._dirty[row.handle] = row
+        self._dirty[row.index] = row
         if self._waiter is not None:
             if not self._waiter.done():
                 self._waiter.set_result(None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxhost.frontend.dispatch import Dispatcher
-from mlxhost.frontend.gate import Gate
+from mlxhost.frontend.gate import Gate, RequestIds
 from mlxhost.frontend.http.sse import KeepAlive
 from mlxhost.frontend.models import ModelTable
 from mlxhost.frontend.text.model import TextModels
@@ -17,5 +17,6 @@ class Services:
     texts: TextModels
     prompts: Prompts
     gate: Gate
+    request_ids: RequestIds
     keep_alive: KeepAlive
     max_body_bytes: int

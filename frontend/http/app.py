@@ -43,7 +43,8 @@ def _admitted(handler: Handler) -> Handler:
     """A handler that counts as in flight, and is refused once shutdown has begun."""
 
     async def admitted(http: web.Request) -> web.StreamResponse:
-        with services_of(http).gate.admit():
+        services = services_of(http)
+        with services.gate.admit(), services.request_ids.hold(http[log_key].request_id):
             return await handler(http)
 
     return admitted

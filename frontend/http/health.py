@@ -22,7 +22,7 @@ async def ready(http: web.Request) -> web.Response:
     fleet = services.table.fleet
     models: dict[str, dict[str, object]] = {}
     for model in fleet.models:
-        state, routable = state_of(model), len(services.dispatcher.routable(model))
+        state, routable = state_of(model), services.dispatcher.router.usable(model.name)
         models[model.name] = {
             "state": "connecting" if state == READY and not routable else state,
             "ready": bool(routable),

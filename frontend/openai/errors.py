@@ -9,7 +9,8 @@ from mlxhost.frontend.errors import ApiError
 
 def error_object(error: ApiError) -> dict[str, object]:
     """The value of `error` in a body or a stream's last event."""
-    return {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    body = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    return body | error.details
 
 
 def error_body(error: ApiError) -> bytes:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from mlxhost.frontend.errors import BadRequest, ContextLengthExceeded
 from mlxhost.frontend.generation import Ending
+from mlxhost.frontend.hints import ANYWHERE, Hints
 from mlxhost.frontend.openai.requests import GenerationRequest
 from mlxhost.frontend.rows import RowSpec
 from mlxhost.frontend.text.card import Defaults
@@ -99,6 +100,7 @@ def row_specs(
     request_id: str,
     client: str,
     trace: str,
+    hints: Hints = ANYWHERE,
 ) -> list[RowSpec]:
     """One spec a choice, in the order of their indices. `prompts` are (ids, max_tokens)."""
     specs: list[RowSpec] = []
@@ -114,8 +116,9 @@ def row_specs(
                     limits=row_limits,
                     priority=request.priority or 0,
                     client=request.user or client,
-                    session_id=request.session_id or request.prompt_cache_key or "",
+                    session_id=hints.session,
                     trace=trace,
+                    hints=hints,
                 )
             )
     return specs

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, InternalError
-from mlxhost.frontend.generation import Choice, Ending, Generation
+from mlxhost.frontend.generation import Choice, Ending, Generation, Piece
+from mlxhost.frontend.hints import hints_of
 from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import log_key, services_of
 from mlxhost.frontend.http.sse import DONE, EventStream, event
@@ -73,11 +74,14 @@ async def serve(
     log.prompt_tokens = sum(len(p.ids) for p in prompts)
     specs = row_specs(
         body,
-        prepared.text.defaults,
+        prepared.text.defaults.overlaid(prepared.model.sampling_defaults),
         [(p.ids, p.max_tokens) for p in prompts],
         request_id=log.request_id,
         client=http.remote or "",
         trace=http.headers.get("traceparent", ""),
+        hints=hints_of(
+            http.headers, session=body.session_id or body.prompt_cache_key, room=body.bootstrap_room
+        ),
     )
     call = await services.dispatcher.start(prepared.model.name, specs)
     choices = [Choice(row, prepared.text.pieces, ending) for row in call.rows]
@@ -111,10 +115,21 @@ def _sink(generation: Generation, answer: Format, stream: EventStream) -> Callab
         if not stream.keeps_up:
             return False
         if events := answer.delta(row.index, generation.push(row, ids)):
+            row.shown = True
             stream.push(events)
         return True
 
     return push
+
+
+def _shown(generation: Generation, answer: Format, pieces: Sequence[Piece]) -> bytes:
+    """The events of what is new. What a client has seen of a row cannot be taken back."""
+    parts = []
+    for piece in pieces:
+        if events := answer.piece(piece):
+            generation.call.rows[piece.index].shown = True
+            parts.append(events)
+    return b"".join(parts)
 
 
 async def _whole(generation: Generation, answer: Format) -> web.Response:
@@ -122,6 +137,8 @@ async def _whole(generation: Generation, answer: Format) -> web.Response:
     ids: list[list[int]] = [[] for _ in generation.choices]
     async for pieces in generation.pieces():
         for piece in pieces:
+            if piece.anew:
+                texts[piece.index], ids[piece.index] = [], []
             texts[piece.index].append(piece.text)
             ids[piece.index] += piece.ids
     wholes = [
@@ -143,7 +160,7 @@ async def _stream(
         if not prepared.body.return_token_ids:
             generation.call.sink = _sink(generation, answer, stream)
         async for pieces in generation.pieces():
-            await stream.send(b"".join(map(answer.piece, pieces)))
+            await stream.send(_shown(generation, answer, pieces))
     except ConnectionError:  # the client is gone
         raise
     except Exception as error:  # the status line is out: all that is left is to say it in the stream

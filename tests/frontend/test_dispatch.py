@@ -1,105 +1,16 @@
 """The dispatcher over real sockets: every row ends exactly once, whatever workers send."""
 
 import asyncio
-import tempfile
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
+from support.dispatch_bench import SPEC, Bench, bench, fleet, until
 
 from mlxhost.frontend import dispatch
-from mlxhost.frontend.dispatch import Dispatcher
 from mlxhost.frontend.errors import ApiError, InternalError, ShuttingDown, Unavailable, WorkerLost
-from mlxhost.frontend.models import ModelTable
-from mlxhost.frontend.rows import Call, Row, RowSpec
-from mlxhost.wire import data, sockets
-from mlxhost.wire.codec import decode, encode
-from mlxhost.wire.control import Fleet, FleetModel, FleetReplica, ModelCard
-
-SPEC = RowSpec("r", b"\1\0\0\0", 1, data.Sampling(), data.Limits(max_tokens=9))
-CARD = ModelCard("/x", [], "llama", 10, [0])
-
-
-def fleet(*replicas: tuple[int, int, str], routing: str = "round-robin", accepting: bool = True) -> Fleet:
-    """A fleet with the model "m" and (index, epoch, state) replicas."""
-    listed = [FleetReplica(f"m/{i}", i, e, s, max_model_len=100) for i, e, s in replicas]
-    return Fleet(1, [], [FleetModel("m", [], listed, routing, CARD)], accepting)
-
-
-class Peer:
-    """The worker's end of the data socket."""
-
-    def __init__(self, context: Any, endpoint: str, slot: str = "m/0", epoch: int = 1) -> None:
-        self.epoch = epoch
-        self.socket = context.socket(zmq.DEALER)
-        sockets.configure(self.socket)
-        self.socket.setsockopt(zmq.IDENTITY, sockets.identity(slot, epoch))
-        self.socket.connect(endpoint)
-        self.out()
-
-    def out(self, *rows: tuple[int, list[int], int], epoch: int | None = None, **columns: Any) -> None:
-        """OUT with (handle, ids, finish) rows."""
-        load = columns.pop("load", data.Load(running=1))
-        ids = [i for _, new, _ in rows for i in new]
-        handles, counts = [r[0] for r in rows], [len(r[1]) for r in rows]
-        finish = [r[2] for r in rows]
-        message = data.Out(epoch or self.epoch, 1, load, handles, counts, ids, finish, **columns)
-        self.socket.send_multipart(encode(message))
-
-    def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    async def receive(self) -> Any:
-        for _ in range(500):
-            if self.socket.poll(0):
-                return decode(self.socket.recv_multipart())[0]
-            await asyncio.sleep(0.01)
-        raise AssertionError("nothing came")
-
-
-class Bench:
-    """A dispatcher under test."""
-
-    def __init__(self, directory: str) -> None:
-        self.context = sockets.new_context(zmq.Context)
-        self.endpoint = dispatch.data_endpoint(directory, "frontend/0", 1)
-        self.dispatcher = Dispatcher(self.context, self.endpoint, ModelTable())
-        self.peers: list[Peer] = []
-
-    def peer(self, slot: str = "m/0", epoch: int = 1) -> Peer:
-        self.peers.append(Peer(self.context, self.endpoint, slot, epoch))
-        return self.peers[-1]
-
-    async def row(self) -> tuple[Call, Row]:
-        call = await self.dispatcher.start("m", [SPEC])
-        return call, call.rows[0]
-
-
-def bench(test: Callable[[Bench], Awaitable[None]]) -> None:
-    """Run a test body with a bench that is cleaned up."""
-
-    async def body() -> None:
-        with tempfile.TemporaryDirectory(prefix="mlxh-") as directory:
-            made = Bench(str(Path(directory)))
-            try:
-                await asyncio.wait_for(test(made), 20)
-            finally:
-                made.dispatcher.close()
-                for peer in made.peers:
-                    peer.socket.close(linger=0)
-                made.context.term()
-
-    asyncio.run(body())
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition never held")
+from mlxhost.wire import data
+from mlxhost.wire.codec import encode
+from mlxhost.wire.control import Fleet
 
 
 def test_a_row_lives_from_add_to_finish() -> None:
@@ -205,12 +116,13 @@ def test_abort_reaches_the_worker_and_later_tokens_are_ignored() -> None:
     ids=["respawned", "backoff", "no replica", "no model"],
 )
 def test_rows_of_a_dead_replica_are_lost_at_once(after: Fleet) -> None:
-    """When FLEET no longer lists the spawn as alive its rows end with worker_lost, and no others do."""
+    """When FLEET no longer lists the spawn as alive, rows that were seen end with worker_lost."""
 
     async def body(made: Bench) -> None:
         made.dispatcher.on_fleet(fleet((0, 1, "ready")))
         made.peer()
         _, row = await made.row()
+        row.shown = True
         made.dispatcher.on_fleet(after)
         assert isinstance(row.error, WorkerLost)
 
@@ -276,14 +188,12 @@ def test_waiting_requests_see_shutdown() -> None:
 
 
 def test_a_broken_link_moves_requests_to_another_replica() -> None:
-    """A peer that vanished is skipped: the request goes to the replica that is still there."""
+    """A peer that vanished is skipped: requests go to the replica that is still there, what it had too."""
 
     async def body(made: Bench) -> None:
         made.dispatcher.on_fleet(fleet((0, 1, "ready"), (1, 1, "ready")))
         gone, there = made.peer("m/0"), made.peer("m/1")
-        await until(
-            lambda: len(made.dispatcher.routable(fleet((0, 1, "ready"), (1, 1, "ready")).models[0])) == 2
-        )
+        await until(lambda: made.dispatcher.router.usable("m") == 2)
         _, first = await made.row()
         await gone.receive()
         gone.socket.close(linger=0)
@@ -292,7 +202,8 @@ def test_a_broken_link_moves_requests_to_another_replica() -> None:
             _, row = await made.row()
             assert row.replica == ("m/1", 1)
         assert (await there.receive()).task == "generate"
-        assert isinstance(first.error, WorkerLost)
+        await until(lambda: first.replica == ("m/1", 1))
+        assert not first.ended
 
     bench(body)
 
@@ -306,8 +217,13 @@ def test_no_reachable_replica_is_worker_lost() -> None:
         await made.row()
         peer.socket.close(linger=0)
         await asyncio.sleep(0.2)
-        with pytest.raises(WorkerLost, match="could not be reached"):
-            await made.row()
+        made.dispatcher.replay_for(0.1)
+        _, row = await made.row()
+        await asyncio.sleep(0.2)
+        made.dispatcher.tick()
+        assert isinstance(row.error, WorkerLost)
+        assert "could not be reached" in str(row.error)
+        assert row.error.retryable
 
     bench(body)
 
@@ -320,13 +236,13 @@ def test_what_was_dispatched_counts_until_a_report_includes_it() -> None:
         made.dispatcher.on_fleet(listed)
         peer = made.peer()
         call = await made.dispatcher.start("m", [SPEC, SPEC, SPEC])
-        replica = made.dispatcher.routable(listed.models[0])[0]
-        assert (replica.candidate.in_flight, replica.candidate.kv_tokens) == (4, 30)
+        columns = made.dispatcher.router.columns("m")
+        assert (columns.in_flight(0), columns.kv_tokens(0)) == (4, 30)
         peer.out(load=data.Load(running=2, kv_tokens=20, kv_capacity=100, last_seq=2))
-        await until(lambda: replica.load.last_seq == 2)
-        assert (replica.candidate.in_flight, replica.candidate.kv_ratio) == (3, 0.3)
+        await until(lambda: columns.credit_rows[0] == 1)
+        assert (columns.in_flight(0), columns.kv_tokens(0), columns.capacity[0]) == (3, 30, 100)
         made.dispatcher.abort_row(call.rows[2], "x")
-        assert (replica.candidate.in_flight, replica.candidate.kv_tokens) == (2, 20)
+        assert (columns.in_flight(0), columns.kv_tokens(0)) == (2, 20)
 
     bench(body)
 
@@ -339,7 +255,7 @@ def test_policies_route_over_the_wire() -> None:
         made.dispatcher.on_fleet(listed)
         for slot in ("m/0", "m/1"):
             made.peer(slot)
-        await until(lambda: len(made.dispatcher.routable(listed.models[0])) == 2)
+        await until(lambda: made.dispatcher.router.usable("m") == 2)
         call = await made.dispatcher.start("m", [SPEC] * 6)
         slots = [row.replica[0] for row in call.rows]
         assert (slots.count("m/0"), slots.count("m/1")) == (3, 3)
@@ -354,6 +270,7 @@ def test_a_row_that_its_worker_forgot_is_given_up() -> None:
         made.dispatcher.on_fleet(fleet((0, 1, "ready")))
         peer = made.peer()
         _, row = await made.row()
+        row.shown = True
         peer.out(load=data.Load(last_seq=1))
         await asyncio.sleep(0.1)
         for _ in range(dispatch.IDLE_TICKS):
@@ -373,9 +290,11 @@ def test_a_silent_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         made.dispatcher.on_fleet(fleet((0, 1, "ready")))
         made.peer()
         _, row = await made.row()
+        row.shown = True
         await asyncio.sleep(0.1)
         made.dispatcher.tick()
         assert isinstance(row.error, WorkerLost)
+        assert made.dispatcher.router.usable("m") == 0
 
     bench(body)
 

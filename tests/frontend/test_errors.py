@@ -45,10 +45,10 @@ NO = {"x-should-retry": "false"}
 def test_bodies_and_headers(
     error: ApiError, status: int, kind: str, param: str | None, code: str | None, headers: dict[str, str]
 ) -> None:
-    """Each failure has its status, exactly the four fields, and says whether to try again."""
+    """Each failure has its status, the four fields, and says whether to try again."""
     assert error.status == status
     body = json.loads(error_body(error))["error"]
-    assert body == {"message": error.message, "type": kind, "param": param, "code": code}
+    assert body == {"message": error.message, "type": kind, "param": param, "code": code} | error.details
     assert error_headers(error) == headers
 
 
@@ -75,3 +75,13 @@ def test_rejections_become_http(
     error = reject_error("demo", reject)
     assert (error.status, error.code, error.retry_after_s) == (status, code, retry_after)
     assert reject.message in error.message
+
+
+def test_a_lost_worker_says_what_came_and_whether_to_try_again() -> None:
+    """Beside its four fields the error has the number of tokens that came, and whether a retry may help."""
+    lost = errors.WorkerLost("m", "killed").after(7)
+    body = json.loads(error_body(lost))["error"]
+    assert (body["tokens_emitted"], body["retryable"], "7 tokens" in body["message"]) == (7, True, True)
+    hopeless = errors.WorkerLost("m", "killed", retryable=False)
+    assert json.loads(error_body(hopeless))["error"]["retryable"] is False
+    assert error_headers(hopeless)["x-should-retry"] == "false"

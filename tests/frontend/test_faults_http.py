@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.frontend_client import call, chat, connect, raw_request, stream
+from support.frontend_client import asked, call, chat, connect, raw_request, stream
 from support.frontend_harness import Child, Host, host, wait_for
 from support.frontend_models import write_model
 from support.frontend_served import ANSWER, ANSWER_IDS, TOKENIZER
@@ -63,6 +62,8 @@ def test_worker_killed_mid_stream(playing: Host, directory: Path) -> None:
     error = events[-1]["error"]
     assert (error["code"], error["type"]) == ("worker_lost", "server_error")
     assert "tokens had been generated" in error["message"]
+    assert error["tokens_emitted"] >= 3
+    assert error["retryable"] is True
     assert not any(c["finish_reason"] for e in events[:-1] for c in e["choices"])
     later = [next(others)[1] for _ in range(20)]
     assert not any("error" in e for e in later)
@@ -75,20 +76,21 @@ def test_worker_killed_mid_stream(playing: Host, directory: Path) -> None:
     others.close()
 
 
-def test_worker_killed_before_the_first_byte(playing: Host, directory: Path) -> None:
-    """Lost before headers went out: a retryable 503, streaming or not."""
-    for streaming in (True, False):
-        worker = playing.start_worker("demo", directory, accept_ms=60_000)
-        playing.ready("demo")
-        answers: list[Any] = []
-        thread = threading.Thread(target=lambda s=streaming, a=answers: a.append(chat(playing.url, stream=s)))
-        thread.start()
-        wait_for(lambda w=worker: in_flight(w))
-        worker.process.kill()
-        playing.reap(worker)
-        thread.join(5)
-        assert (answers[0].status, answers[0].error["code"]) == (503, "worker_lost")
-        assert "x-should-retry" not in answers[0].headers
+def test_worker_killed_before_the_first_byte(directory: Path) -> None:
+    """Lost before headers went out, and no other worker in time: a retryable 503, streaming or not."""
+    with host() as playing:
+        playing.start_frontend(replay_wait_s=0.3)
+        for streaming in (True, False):
+            worker = playing.start_worker("demo", directory, accept_ms=60_000)
+            playing.ready("demo")
+            answer = asked(playing.url, stream=streaming)
+            wait_for(lambda w=worker: in_flight(w))
+            worker.process.kill()
+            playing.reap(worker)
+            got = answer.result(5)
+            assert (got.status, got.error["code"]) == (503, "worker_lost")
+            assert (got.error["tokens_emitted"], got.error["retryable"]) == (0, True)
+            assert "x-should-retry" not in got.headers
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mlxhost.frontend.errors import BadRequest, ContextLengthExceeded
+from mlxhost.frontend.hints import Hints
 from mlxhost.frontend.openai import plan
 from mlxhost.frontend.openai.requests import ChatRequest
 from mlxhost.frontend.text.card import Defaults
@@ -117,6 +118,7 @@ def test_rows_come_in_choice_order() -> None:
         request_id="r",
         client="127.0.0.1",
         trace="t",
+        hints=Hints(session="k"),
     )
     assert [(s.prompt_tokens, s.sampling.seed, s.limits.max_tokens) for s in specs] == [
         (2, 5, 10),

@@ -5,8 +5,10 @@ import json
 import socket
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,10 +27,11 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, checked to have the API's four fields and no others."""
+        """The error object, checked to have the API's four fields, and no others but a lost worker's."""
         error: dict[str, Any] = self.json["error"]
         assert self.json.keys() == {"error"}
-        assert error.keys() == {"message", "type", "param", "code"}
+        more = {"tokens_emitted", "retryable"} if error["code"] == "worker_lost" else set()
+        assert error.keys() == {"message", "type", "param", "code"} | more
         return error
 
     @property
@@ -47,10 +50,16 @@ def decode_event(event: str) -> Any:
 
 
 def call(
-    url: str, path: str, body: Any = None, *, method: str = "", headers: dict[str, str] | None = None
+    url: str,
+    path: str,
+    body: Any = None,
+    *,
+    method: str = "",
+    headers: dict[str, str] | None = None,
+    timeout: float = 60,
 ) -> Answer:
     """One request; `body` is sent as it is when bytes, else as JSON."""
-    with _connection(url) as connection:
+    with _connection(url, timeout) as connection:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method or ("GET" if data is None else "POST"), path, data, headers or {})
         response = connection.getresponse()
@@ -61,6 +70,20 @@ def chat(url: str, model: str = "demo", text: str = "hi", **fields: Any) -> Answ
     """One chat completion."""
     body = {"model": model, "messages": [{"role": "user", "content": text}]} | fields
     return call(url, "/v1/chat/completions", body)
+
+
+def asked(url: str, **fields: Any) -> "Future[Answer]":
+    """One chat completion, waited for in a thread."""
+    answer: Future[Answer] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(chat(url, **fields))
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()
+    return answer
 
 
 def stream(url: str, path: str, body: dict[str, Any]) -> Generator[tuple[float, Any], None, None]:
@@ -94,9 +117,9 @@ def connect(url: str, *, receive_buffer: int = 0) -> socket.socket:
 
 
 @contextmanager
-def _connection(url: str) -> Iterator[http.client.HTTPConnection]:
+def _connection(url: str, timeout: float = 60) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     try:
         yield connection
     finally:
