@@ -23,6 +23,7 @@ from mlxhost.worker.modes import Hold, Mode
 from mlxhost.worker.parameters import describe
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.residence import Residence
+from mlxhost.worker.row import Row
 
 log = logging.getLogger(__name__)
 
@@ -194,10 +195,10 @@ class Operations:
         if not args.all and not args.requests:
             raise CallError("invalid", "abort needs `requests` (their ids) or `all`")
         wanted = set(args.requests)
-        rows = self._engine.rows(lambda row: args.all or row.request_id in wanted)
+        rows = self._engine.rows(lambda row: args.all or not wanted.isdisjoint(_names(row)))
         self._engine.end(rows, Finish.ABORT, "aborted by the operator")
-        found = [row.request_id for row in rows]
-        return {"aborted": found, "not_found": sorted(wanted - set(found))}
+        found = {name for row in rows for name in _names(row)}
+        return {"aborted": [row.request_id for row in rows], "not_found": sorted(wanted - found)}
 
     def _abort_running(self, why: str) -> int:
         rows = self._engine.rows(lambda row: row.kv is not None)
@@ -322,3 +323,8 @@ class Operations:
         if self._engine.model is None:
             raise CallError("invalid", "the model sleeps and has no weights in memory; `wake` it first")
         return describe(self._engine.model, args.name, args.count)
+
+
+def _names(row: Row) -> tuple[str, str]:
+    """What a row is called: its own id, and that of the request whose choice it is (`id-0`, `id-1`...)."""
+    return row.request_id, row.request_id.rpartition("-")[0]

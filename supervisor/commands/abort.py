@@ -1,8 +1,8 @@
 """`mlxhost ctl abort`: End one running request of a model, or all of them.
 
-Requests are named by the id that the API answered with. Their clients get an error.
+Requests are named by their X-Request-Id, which every answer carries. Their clients get an error.
 
-  mlxhost ctl abort demo chatcmpl-1f2e
+  mlxhost ctl abort demo req-1f2e
   mlxhost ctl abort demo --all
 
 On the wire: CTL {op: abort, target: MODEL, args: {requests} or {all}} -> REPLY {replicas: {slot: answer}}.

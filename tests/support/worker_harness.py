@@ -34,6 +34,7 @@ class WorkerProcess:
         self.data = self._router(self.data_endpoint)
         self.identity = sockets.identity("m/0", 1)
         self.received = 0  # data messages
+        self.calls = 0
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-m", "mlxhost.worker"],
             stdin=subprocess.PIPE,
@@ -72,6 +73,23 @@ class WorkerProcess:
                 if isinstance(message, kind):
                     return message
         raise TimeoutError(f"no {kind.__name__} within {timeout_s} s")
+
+    def call(self, op: str, *, deadline_s: float = 20.0, **args: Any) -> control.Reply:
+        """The answer to a control operation."""
+        return self.answer(self.begin(op, deadline_s=deadline_s, **args), deadline_s)
+
+    def begin(self, op: str, *, deadline_s: float = 20.0, **args: Any) -> str:
+        """Call a control operation; its call id."""
+        self.calls += 1
+        call_id = f"call-{self.calls}"
+        self.tell(control.Ctl(call_id, op, "", args, deadline_s))
+        return call_id
+
+    def answer(self, call_id: str, timeout_s: float = 20.0) -> control.Reply:
+        """The REPLY to an earlier call, which must be the next one."""
+        reply = self.expect(control.Reply, timeout_s)
+        assert reply.call_id == call_id
+        return reply
 
     def add(self, handle: int, prompt: Sequence[int], max_tokens: int | None = 8, **fields: Any) -> None:
         """Send a greedy ADD that only max_tokens ends."""

@@ -1,0 +1,92 @@
+"""The pure parts behind the control operations: modes, sessions, the profile's figures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxhost.worker import sessions
+from mlxhost.worker.errors import CallError
+from mlxhost.worker.events import Status
+from mlxhost.worker.modes import Hold, Holds, Mode
+from mlxhost.worker.profile import Profile
+from mlxhost.worker.sessions import Sessions
+
+
+@pytest.mark.parametrize(
+    ("hold", "asleep", "reloading", "awaiting", "running", "mode"),
+    [
+        (Hold.NONE, False, False, 0, 0, Mode.RUNNING),
+        (Hold.NONE, False, False, 0, 3, Mode.RUNNING),
+        (Hold.NONE, False, False, 1, 3, Mode.PAUSING),
+        (Hold.NONE, False, False, 1, 0, Mode.RUNNING),
+        (Hold.QUIET, False, False, 0, 3, Mode.PAUSING),
+        (Hold.QUIET, False, False, 0, 0, Mode.PAUSED),
+        (Hold.FREEZE, False, False, 0, 3, Mode.PAUSED),
+        (Hold.FREEZE, False, False, 1, 3, Mode.PAUSED),
+        (Hold.NONE, True, False, 0, 0, Mode.SLEEPING),
+        (Hold.QUIET, True, False, 0, 0, Mode.SLEEPING),
+        (Hold.NONE, True, True, 0, 0, Mode.RELOADING),
+        (Hold.QUIET, False, True, 0, 0, Mode.RELOADING),
+    ],
+)
+def test_mode_follows_from_what_holds_the_engine(
+    hold: Hold, asleep: bool, reloading: bool, awaiting: int, running: int, mode: Mode
+) -> None:
+    """One mode for every combination, the strongest reason first."""
+    holds = Holds()
+    holds.hold, holds.asleep, holds.reloading, holds.awaiting_quiet = hold, asleep, reloading, awaiting
+    assert holds.mode(running) is mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "running", "waiting", "busy"),
+    [
+        (Mode.RUNNING, 0, 0, False),
+        (Mode.RUNNING, 1, 0, True),
+        (Mode.RUNNING, 0, 1, True),
+        (Mode.PAUSING, 1, 1, True),
+        (Mode.PAUSED, 1, 1, False),
+        (Mode.RELOADING, 0, 1, False),
+        (Mode.SLEEPING, 0, 0, False),
+    ],
+)
+def test_a_worker_that_stands_still_on_purpose_is_not_busy(
+    mode: Mode, running: int, waiting: int, busy: bool
+) -> None:
+    """Or its tick, which does not move, would look like a hang."""
+    assert Status(running=running, waiting=waiting, mode=mode).busy is busy
+
+
+def test_sessions_are_bounded_and_running_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used that runs nothing makes room."""
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    book = Sessions()
+    book.started("busy")
+    for name in ("a", "b", "c"):
+        book.open(name)
+    assert [s["id"] for s in book.listed(10)] == ["c", "b", "busy"]
+    assert book.forgotten == 1
+    book.ended("a", 1, 1)  # forgotten meanwhile: nothing to count
+
+
+def test_a_session_id_too_long_is_refused() -> None:
+    """A client cannot fill memory through ids."""
+    with pytest.raises(CallError, match="256 bytes"):
+        Sessions().open("x" * 257)
+
+
+def test_profile_figures(tmp_path: Path) -> None:
+    """Laps follow one another, and the summary is over what is kept."""
+    profile = Profile(max_events=3)
+    for name in ("a", "b", "a", "b"):
+        profile.lap(name, 2)
+    summary = profile.summary()
+    assert (summary["a"]["count"], summary["b"]["count"]) == (1, 2)
+    assert summary["b"]["max_ms"] >= summary["b"]["p50_ms"] >= 0
+    assert profile.recorded - len(profile) == 1
+    path = profile.write(tmp_path / "new", "w")
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [e["name"] for e in events] == ["b", "a", "b"]
+    assert all(later["ts"] >= event["ts"] for event, later in zip(events, events[1:], strict=False))
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
