@@ -1,19 +1,22 @@
 """One filled-in example of every message; the golden fixtures are their bytes.
 
-`python tests/wire/samples.py` writes the fixtures of the current protocol version. Once a version has been
-released its file must not change.
+`python tests/wire/samples.py` writes the fixtures of the current protocol version, and its schema hash into
+docs/wire.md. Once a version has been released its file must not change.
 """
 
 import json
+import re
 from pathlib import Path
 
 from msgspec import Struct
 
 from mlxhost.wire import control, data
 from mlxhost.wire.codec import encode
-from mlxhost.wire.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from mlxhost.wire.version import PROTOCOL_MAJOR, PROTOCOL_MINOR, SCHEMA
 
 GOLDEN = Path(__file__).parent / "golden"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "wire.md"
+SCHEMA_LINE = re.compile(r"(?<=Schema hash of this version: `)[0-9a-f]{16}(?=`)")
 
 _LOAD = data.Load(3, 1, 4096, 100_000, 512, 87.5, 42, 1234)
 _CARD = control.ModelCard(
@@ -181,3 +184,4 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     path = GOLDEN / f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}.json"
     path.write_text(json.dumps({name: fixture(name) for name in SAMPLES}, indent=1) + "\n")
+    DOCUMENT.write_text(SCHEMA_LINE.sub(SCHEMA, DOCUMENT.read_text()))
