@@ -1,5 +1,6 @@
 """The pure parts behind the control operations: modes, sessions, the profile's figures."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -88,5 +89,5 @@ def test_profile_figures(tmp_path: Path) -> None:
     path = profile.write(tmp_path / "new", "w")
     events = json.loads(path.read_text())["traceEvents"]
     assert [e["name"] for e in events] == ["b", "a", "b"]
-    assert all(later["ts"] >= event["ts"] for event, later in zip(events, events[1:], strict=False))
+    assert all(later["ts"] >= event["ts"] for event, later in itertools.pairwise(events))
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
