@@ -33,7 +33,7 @@ class Clock:
             self._core.events.changed(self._core.state)
 
     def _check_deadlines(self, now: float) -> None:
-        for member in self._core.state.members():
+        for member in self._core.state.local():
             if member.child and member.kill_at and now >= member.kill_at:
                 member.child.signal(signal.SIGKILL)
             elif not member.stopping and (reason := overdue(member, now, self._core.timing)):
@@ -44,7 +44,7 @@ class Clock:
         if not state.accepting:
             return
         dead: dict[str, Member] = {
-            m.slot: m for m in state.members() if m.state is State.BACKOFF and m.child is None
+            m.slot: m for m in state.local() if m.state is State.BACKOFF and m.child is None
         }
         waiting = [
             # Frontends load nothing that could take another down: each is an incident of its own.

@@ -6,7 +6,7 @@ shutdown. They run on one event loop and take turns only where they await, so th
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,9 +19,23 @@ from mlxhost.supervisor.home import cache_dir
 from mlxhost.supervisor.report import fleet_message
 from mlxhost.supervisor.rundir import RunDir
 from mlxhost.supervisor.settings import Settings
-from mlxhost.supervisor.state import WAS_READY, FleetState, Member, Replica
-from mlxhost.wire.control import FrontendConfig, Lease, WorkerConfig
+from mlxhost.supervisor.state import WAS_READY, FleetState, Frontend, Member, Replica
+from mlxhost.wire.control import Ctl, FrontendConfig, Lease, RemoteListen, WorkerConfig
+from mlxhost.wire.curve import KeyPair
 from mlxhost.wire.sockets import identity
+
+
+class RemoteHosts(Protocol):
+    """The machines that serve for this fleet (see supervisor.remote.hosts)."""
+
+    def frontend_config(self) -> RemoteListen: ...
+    def allow_on(self, frontend: Frontend) -> None: ...
+    def publish(self) -> None: ...
+    def send(self, replica: Replica, ctl: Ctl) -> bool: ...
+    def order(self, replica: Replica, op: str) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+    async def answer_card_file(self, client: bytes, ctl: Ctl) -> None: ...
+    def close(self) -> None: ...
 
 
 class Core:
@@ -47,8 +61,13 @@ class Core:
         self._cache_dir = str(cache_dir())
         self._tasks: set[asyncio.Task[None]] = set()
         self._publish_due = False
+        self.hosts: RemoteHosts | None = None  # the machines that joined, when any may
+        self.curve: KeyPair | None = None  # with which this machine's workers dial another one's frontends
 
     def send(self, peer: Peer, message: msgspec.Struct) -> bool:
+        member = self.state.member(peer[0]) if self.hosts else None
+        if self.hosts and isinstance(member, Replica) and member.host:
+            return isinstance(message, Ctl) and member.epoch == peer[1] and self.hosts.send(member, message)
         return self.control.send(identity(*peer), message)
 
     def changed(self) -> None:
@@ -65,13 +84,15 @@ class Core:
         for member in self.state.members():
             if member.greeted and (member.role == "frontend" or member.state in WAS_READY):
                 self.tell_fleet(member)
+        if self.hosts:
+            self.hosts.publish()
 
     def tell_fleet(self, member: Member) -> None:
         self.send((member.slot, member.epoch), fleet_message(self.state))
 
     def regrant(self) -> None:
         """Share the cores among the workers that are busy now."""
-        ready = {r.slot: r for r in self.state.replicas() if r.state in WAS_READY}
+        ready = {r.slot: r for r in self.state.replicas() if r.state in WAS_READY and not r.host}
         busy = {slot: bool(r.beat and r.beat.busy) for slot, r in ready.items()}
         for slot, threads in grant_threads(busy, self.cores).items():
             replica = ready[slot]
@@ -91,7 +112,8 @@ class Core:
         )
 
     def frontend_config(self) -> FrontendConfig:
-        return FrontendConfig(self.listen_fd, self.state.url)
+        remote = self.hosts.frontend_config() if self.hosts else None
+        return FrontendConfig(self.listen_fd, self.state.url, cache_dir=self._cache_dir, remote=remote)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the rest. An error in it is a bug, and ends the fleet rather than part of it."""

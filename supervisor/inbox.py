@@ -14,6 +14,7 @@ from mlxhost.wire.sockets import parse_identity
 
 # DEAD announces an exit; a process that then stays is helped along.
 DEAD_GRACE_SECONDS = 0.5
+CARD_FILE = "card_file"  # a frontend asks for a file that only another machine has
 
 
 class Inbox:
@@ -42,6 +43,8 @@ class Inbox:
         sender = parse_identity(peer)
         if isinstance(message, control.Hello):
             self._on_hello(peer, sender, message)
+        elif isinstance(message, control.Ctl) and message.op == CARD_FILE and self._core.hosts:
+            self._core.background(self._core.hosts.answer_card_file(peer, message))
         elif isinstance(message, control.Ctl):
             self._core.background(self._operations.run(peer, message))
         elif (member := self._member(sender)) is None:
@@ -65,6 +68,7 @@ class Inbox:
                 self._on_ready(member, message)
             case control.FrontendReady(), Frontend(state=State.LOADING):
                 member.state, member.beat_at = State.READY, time.monotonic()
+                member.remote_endpoint = message.remote_endpoint
                 self._core.changed()
             case control.Dead(), _:
                 member.dead_message = message.message or message.code
@@ -103,6 +107,8 @@ class Inbox:
             member.phase_since = member.heard_at
             init.worker, init.lease = core.worker_config(member), control.Lease(cpu_threads=member.threads)
         core.control.send(peer, init)
+        if core.hosts and isinstance(member, Frontend):
+            core.hosts.allow_on(member)
         core.changed()
 
     def _on_progress(self, replica: Replica, progress: control.Progress) -> None:

@@ -49,6 +49,8 @@ class Lifecycle:
             epoch=member.epoch,
             model=replica.model.name if replica else "",
             runtime_dir=str(core.rundir.sockets),
+            curve_public=core.curve.public if core.curve and replica else "",
+            curve_secret=core.curve.secret if core.curve and replica else "",
         )
         command = core.settings.worker_command if replica else core.settings.frontend_command
         try:
@@ -105,7 +107,7 @@ class Lifecycle:
             member.ready = member.progress = None
             member.threads = 1
         elif isinstance(member, Frontend):
-            member.endpoint = ""
+            member.endpoint = member.remote_endpoint = ""
         self._core.changed()
         self._core.regrant()
 
@@ -180,6 +182,8 @@ class Lifecycle:
 
     def _take(self, step: goals.Step, replica: Replica) -> None:
         match step:
+            case goals.Step.START | goals.Step.STOP | goals.Step.FORGET if replica.host:
+                pass  # its own supervisor does that, see remote.hosts
             case goals.Step.START:
                 self.start(replica)
             case goals.Step.CLOSE:
@@ -210,6 +214,10 @@ class Lifecycle:
         """Serve `model`, forgetting earlier failures."""
         model.goal = Goal.SERVE
         for replica in model.replicas:
+            if replica.host:
+                if self._core.hosts and replica.state in (State.FAILED, State.UNLOADED):
+                    self._core.hosts.order(replica, "load")
+                continue
             replica.restarts.clear()
             replica.load_crashes = replica.incident = 0
             if replica.state is State.FAILED:

@@ -43,7 +43,7 @@ class Operations:
         state = self._core.state
         if ctl.op == "status":
             late = {"late_replies": self._core.calls.late}
-            return Reply(ctl.call_id, result=status(state, time.monotonic()) | late)
+            return Reply(ctl.call_id, result=status(state, time.monotonic()) | late | self._remote())
         if not state.accepting:
             return Reply(ctl.call_id, "failed", "the fleet is stopping")
         model = state.find_model(ctl.target)
@@ -56,6 +56,9 @@ class Operations:
         if model is None:
             return Reply(ctl.call_id, "invalid", f"{ctl.op} needs a model: {', '.join(state.models)}")
         return await self._own[ctl.op](client, ctl, model)
+
+    def _remote(self) -> dict[str, Any]:
+        return {"remote": self._core.hosts.status()} if self._core.hosts else {}
 
     async def _drain(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
         """Send the model nothing new, and wait until what runs has finished."""

@@ -9,7 +9,10 @@ from mlxhost.wire.control import Fleet, FleetFrontend, FleetModel, FleetReplica
 def fleet_message(state: FleetState) -> Fleet:
     return Fleet(
         version=state.version,
-        frontends=[FleetFrontend(f.slot, f.epoch, f.endpoint) for f in state.frontends if f.endpoint],
+        frontends=[
+            *(FleetFrontend(f.slot, f.epoch, f.endpoint) for f in state.frontends if f.endpoint),
+            *state.joined_frontends,
+        ],
         models=[_fleet_model(model, state.routing) for model in state.models.values()],
         accepting=state.accepting,
     )
@@ -79,6 +82,7 @@ def _member_status(member: Member, now: float) -> dict[str, Any]:
     child = member.child
     return {
         "slot": member.slot,
+        "host": member.host,
         "epoch": member.epoch,
         "state": shown_state(member),
         "reason": member.reason,

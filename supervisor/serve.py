@@ -14,6 +14,7 @@ from mlxhost.supervisor.inbox import Inbox
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.operations import Operations
 from mlxhost.supervisor.port import listen, url_of
+from mlxhost.supervisor.remote.hosts import open_hosts
 from mlxhost.supervisor.rundir import Card, RunDir
 from mlxhost.supervisor.settings import Settings
 from mlxhost.supervisor.shutdown import shut_down
@@ -45,21 +46,29 @@ async def _serve(settings: Settings, listener: socket.socket, rundir: RunDir, ev
     rundir.publish(Card(os.getpid(), control.endpoint, url, rundir.name, time.time()))
     core = Core(settings, state, control, rundir, listener.fileno(), events)
     lifecycle = Lifecycle(core)
-    _handle_signals(core)
+    handle_signals(core)
     inbox = Inbox(core, lifecycle, Operations(core, lifecycle))
     core.background(inbox.run())
     core.background(inbox.watch())
     core.background(Clock(core, lifecycle).run())
     try:
-        await _run(core, lifecycle)
+        if settings.listen:
+            core.hosts = hosts = open_hosts(core)
+            hosts.run()
+            how = f"mlxhost join {hosts.endpoint} --bundle FILE --models MODEL"
+            events.event("", f"machines join with: {how}")
+        await run(core, lifecycle)
     finally:
         await lifecycle.kill_everything()
         await core.cancel_background()
+        if core.hosts:
+            core.hosts.close()
         control.close()
 
 
-async def _run(core: Core, lifecycle: Lifecycle) -> None:
-    for member in core.state.members():
+async def run(core: Core, lifecycle: Lifecycle) -> None:
+    """Start everything, serve until a signal, stop everything. Raises UserError."""
+    for member in list(core.state.local()):
         lifecycle.start(member)
     await core.changes.until(lambda: _ended(core) or _all_ready(core) or _first_failure(core))
     if not _ended(core):
@@ -78,18 +87,18 @@ def _ended(core: Core) -> bool:
 
 
 def _all_ready(core: Core) -> bool:
-    return all(m.state in (State.READY, State.DRAINED, State.UNLOADED) for m in core.state.members())
+    return all(m.state in (State.READY, State.DRAINED, State.UNLOADED) for m in core.state.local())
 
 
 def _first_failure(core: Core) -> str:
     """Why the first start is in vain, if it is: one bad model should not go unseen among good ones."""
     for replica in core.state.replicas():
-        if replica.state is State.FAILED:
+        if replica.state is State.FAILED and not replica.host:
             return f"{replica.model.name}: {replica.reason}"
     return ""
 
 
-def _handle_signals(core: Core) -> None:
+def handle_signals(core: Core) -> None:
     """The handler only counts; the event loop acts."""
 
     def count() -> None:

@@ -32,6 +32,8 @@ class Settings:
     context: int = 0  # tokens; 0: what the model and the memory allow
     max_rows: int = 0  # rows decoded together by a worker; 0: the backend's default
     frontends: int = 1
+    listen: str = ""  # tcp://HOST:PORT for machines that join; empty: none may
+    advertise: str = ""  # the host that they dial, when it is not that of `listen`
     worker_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.worker")
     frontend_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.frontend")
     timing: Timing = Timing()

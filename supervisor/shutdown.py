@@ -15,7 +15,7 @@ async def shut_down(core: Core, lifecycle: Lifecycle) -> None:
     began = time.monotonic()
     state.accepting = False
     core.changed()
-    for member in state.members():
+    for member in state.local():
         if member.state not in WAS_READY:
             lifecycle.stop(member, 0.0)
         elif isinstance(member, Replica):
@@ -39,13 +39,13 @@ async def shut_down(core: Core, lifecycle: Lifecycle) -> None:
         if in_flight() != told and (told := in_flight()):
             core.events.event("", f"stopping: waiting for {told} in flight; Ctrl-C again stops at once")
 
-    if not state.frontends_ready():
+    if not state.requests_possible():
         return
     core.events.event("", f"stopping: no new requests; what runs has {timing.drain_s:.0f} s to finish")
     if not await core.changes.until(quiet, timing.drain_s, tell):
         core.events.event("", f"{in_flight()} still in flight after {timing.drain_s:.0f} s: cut off")
     left = max(0.0, timing.drain_s - (time.monotonic() - began))
-    groups: tuple[Sequence[Member], ...] = (list(state.replicas()), state.frontends)
+    groups: tuple[Sequence[Member], ...] = ([r for r in state.replicas() if not r.host], state.frontends)
     for group in groups:
         await _stop_all(core, lifecycle, group, min(left, timing.exit_s))
 

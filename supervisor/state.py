@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from mlxhost.supervisor.modelspec import Model as ModelSpec
-from mlxhost.wire.control import Heartbeat, ModelCard, Progress, Ready
+from mlxhost.wire.control import FleetFrontend, Heartbeat, ModelCard, Progress, Ready
 from mlxhost.wire.data import Load
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Member:
 
     slot: str
     role: str  # worker, frontend
+    host: str = ""  # the machine it runs on, when that is another one; then `child` is None
     state: State = State.UNLOADED
     epoch: int = 0  # of the living process, or of the next one
     token: str = ""
@@ -106,6 +107,7 @@ class Replica(Member):
 @dataclass(slots=True, kw_only=True)
 class Frontend(Member):
     endpoint: str = ""  # of its data ROUTER
+    remote_endpoint: str = ""  # the same for workers on other machines
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -134,6 +136,8 @@ class FleetState:
     bad_messages: int = 0
     last_death: float = float("-inf")
     last_incident: int = 0
+    joined: str = ""  # the endpoint of the fleet that this machine's workers serve, when that is another one
+    joined_frontends: list[FleetFrontend] = field(default_factory=list)  # as that fleet tells them
 
     def replicas(self) -> Iterator[Replica]:
         return itertools.chain.from_iterable(m.replicas for m in self.models.values())
@@ -141,9 +145,13 @@ class FleetState:
     def members(self) -> Iterator[Member]:
         return itertools.chain(self.frontends, self.replicas())
 
-    def frontends_ready(self) -> bool:
+    def local(self) -> Iterator[Member]:
+        """Members whose processes are this supervisor's own."""
+        return (m for m in self.members() if not m.host)
+
+    def requests_possible(self) -> bool:
         """Whether any request can have been let in."""
-        return any(f.state in WAS_READY for f in self.frontends)
+        return bool(self.joined_frontends) or any(f.state in WAS_READY for f in self.frontends)
 
     def member(self, slot: str) -> Member | None:
         return next((m for m in self.members() if m.slot == slot), None)

@@ -37,10 +37,11 @@ def status_text(status: dict[str, Any]) -> str:
 def _replica(name: str, replica: dict[str, Any]) -> tuple[str, ...]:
     done, total = replica["progress"]
     percent = f" {100 * done // total} %" if total else ""
+    index = replica["slot"].rpartition("/")[2]
     used, capacity = replica["kv_tokens"], replica["kv_capacity"]
     return (
         name,
-        replica["slot"].rpartition("/")[2],
+        f"{replica['host']}:{index}" if replica["host"] else index,
         (replica["phase"] or replica["state"]) + percent,
         *_process(replica),
         str(replica["in_flight"]),

@@ -52,9 +52,15 @@ class View:
         else:
             self._show(ready)
         self._serving = True
+        if state.joined:
+            out(f"Serving for {state.joined}. `mlxhost ctl status` shows what runs here; Ctrl-C stops it.")
+            return
         model = next(iter(state.models), "")
-        out(f"Serving on {state.url} after {duration(time.monotonic() - self._began)}. Try:")
-        out(example(state.url, model))
+        if model:
+            out(f"Serving on {state.url} after {duration(time.monotonic() - self._began)}. Try:")
+            out(example(state.url, model))
+        else:
+            out(f"Serving on {state.url}: no model yet, until a machine joins.")
         out("`mlxhost ctl status` shows the fleet; Ctrl-C stops it.")
 
     def close(self) -> None:

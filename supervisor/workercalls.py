@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from mlxhost.supervisor.calls import OnNews
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.state import PAUSED, WAS_READY, Member, Model, Replica
 from mlxhost.wire.control import Ctl, ModelCard, News, Reply
@@ -49,9 +50,6 @@ class WorkerCalls:
             names = ", ".join(m.slot for m in members)
             return Reply(ctl.call_id, "invalid", f"nothing of {names} is running")
         replies = await asyncio.gather(*(self._call(client, ctl, m) for m in running))
-        for member, reply in zip(running, replies, strict=True):
-            if reply.code == "ok" and isinstance(member, Replica) and (effect := self._effects.get(ctl.op)):
-                effect(member, reply.result)
         if ctl.op == "reload_weights" and all(r.code == "ok" for r in replies):
             self._keep_path([m for m in running if isinstance(m, Replica)], replies)
         return gathered(ctl, dict(zip((m.slot for m in running), replies, strict=True)))
@@ -71,8 +69,15 @@ class WorkerCalls:
             line = f"{member.slot} {news.message}"
             self._core.control.send(client, News(ctl.call_id, line, {"slot": member.slot, **news.data}))
 
+        return await self.ask(member, ctl, tell)
+
+    async def ask(self, member: Member, ctl: Ctl, tell: OnNews) -> Reply:
+        """One process's answer to `ctl`, and what it changes here."""
         peer = (member.slot, member.epoch)
-        return await self._core.calls.call(peer, ctl.op, ctl.args, ctl.deadline_s, tell)
+        reply = await self._core.calls.call(peer, ctl.op, ctl.args, ctl.deadline_s, tell)
+        if reply.code == "ok" and isinstance(member, Replica) and (effect := self._effects.get(ctl.op)):
+            effect(member, reply.result)
+        return reply
 
     def _take_card(self, replica: Replica, result: dict[str, Any]) -> None:
         """Frontends must tokenize for the weights that are served now."""

@@ -12,7 +12,7 @@ import zmq
 from msgspec import Struct
 
 KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,62}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,19}")
 # A name and what follows it in a slot; no name holds it.
 HOST_MARK = ":"
 

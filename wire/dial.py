@@ -32,10 +32,10 @@ _FAILED = {
 }
 
 
-def event_of(message: list[bytes]) -> int:
-    """The event that a monitor's message tells. (zmq.utils.monitor would import asyncio into a worker.)"""
-    event: int = struct.unpack_from("=H", message[0])[0]
-    return event
+def event_of(message: list[bytes]) -> tuple[int, int]:
+    """(event, value) of a monitor's message. (zmq.utils.monitor would import asyncio into a worker.)"""
+    event, value = struct.unpack("=Hi", message[0])
+    return event, value
 
 
 class Change(StrEnum):
@@ -102,7 +102,7 @@ class Dialer:
                 self._dial()
             return Change.NOTHING
         while self.monitor.poll(0):
-            event = event_of(self.monitor.recv_multipart())
+            event, _ = event_of(self.monitor.recv_multipart())
             if event == zmq.EVENT_CONNECTED:
                 self._step = "server_key"
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -133,6 +133,7 @@ class Dialer:
         if not self.socket.closed:
             self.socket.disable_monitor()
             self.socket.close(linger=linger_ms)
+            self.monitor.close(linger=0)
 
     def close(self, linger_ms: int = 0) -> None:
         """For good."""

@@ -43,4 +43,6 @@ def _text(result: dict[str, Any]) -> str:
 
 def _block(answer: dict[str, Any]) -> str:
     shown = {key: value for key, value in answer.items() if not isinstance(value, list)}
-    return "\n".join([str(shown.get("mode", "changed")), *(f"  {key} {json.dumps(value)}" for key, value in shown.items())])
+    return "\n".join(
+        [str(shown.get("mode", "changed")), *(f"  {key} {json.dumps(value)}" for key, value in shown.items())]
+    )

@@ -34,13 +34,7 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--models",
-        action="append",
-        required=True,
-        metavar="MODEL[,MODEL...]",
-        help="what to serve; may be given more than once",
-    )
+    model_arguments(parser, required=False)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port",
@@ -53,6 +47,31 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         choices=ROUTINGS,
         default="least-in-flight",
         help="how a replica is chosen for a request (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--listen",
+        default="",
+        metavar="tcp://HOST:PORT",
+        help="let machines with keys (`mlxhost keys`) join here; port 0 takes a free one",
+    )
+    parser.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST",
+        help="what joining machines dial when it is not the HOST of --listen (a container, several networks)",
+    )
+    parser.set_defaults(run=run)
+
+
+def model_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """What to load and how: common to all commands that start workers."""
+    parser.add_argument(
+        "--models",
+        action="append",
+        required=required,
+        metavar="MODEL[,MODEL...]",
+        default=None if required else [],
+        help="what to serve; may be given more than once",
     )
     parser.add_argument(
         "--dtype",
@@ -74,7 +93,6 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="N",
         help="requests that one replica decodes together (default: the backend's)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,28 +105,23 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
 
     from mlxhost.supervisor import modelspec, port, resolve
     from mlxhost.supervisor.serve import serve
-    from mlxhost.supervisor.settings import Settings
     from mlxhost.supervisor.signals import stop_signals
-    from mlxhost.supervisor.sweep import sweep
     from mlxhost.supervisor.view import View
 
     for number in stop_signals():
-        signal.signal(number, _interrupt)
-    view = View(live=_is_terminal())
+        signal.signal(number, interrupt)
+    view = View(live=is_terminal())
     try:
-        specs = modelspec.parse(args.models)
+        specs = modelspec.parse(args.models) if args.models or not args.listen else []
         models = resolve.locate(specs)
         with port.bind(args.host, args.port) as listener:
-            if killed := sweep():
-                names = ", ".join(f"{child.slot} (pid {child.pid})" for child in killed)
-                view.event("", f"ended what a fleet that died had left running: {names}")
-            models = resolve.fetch_embedded(models, specs, lambda name, label: _fetch(name, label, view))
-            settings = Settings(
-                models=tuple(models),
+            sweep_leftovers(view)
+            models = resolve.fetch_embedded(models, specs, lambda name, label: fetch(name, label, view))
+            settings = replace(
+                settings_of(args, models),
                 routing=args.routing,
-                dtype=args.dtype,
-                context=args.context,
-                max_rows=args.max_rows,
+                listen=_listen(args),
+                advertise=args.advertise,
             )
             serve(replace(settings, **overrides), listener, view)
     except KeyboardInterrupt:
@@ -118,18 +131,49 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
     return 0
 
 
-def _fetch(name: str, label: str, view: Any) -> Any:
-    from mlxhost.supervisor.pull import fetch
+def settings_of(args: argparse.Namespace, models: Any) -> Any:
+    """The settings that `model_arguments` ask for."""
+    from mlxhost.supervisor.settings import Settings
 
-    return fetch(name, lambda phase, done, total: view.fetching(label, phase, done, total))
+    return Settings(models=tuple(models), dtype=args.dtype, context=args.context, max_rows=args.max_rows)
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
+def sweep_leftovers(view: Any) -> None:
+    """End what a fleet that died has left running."""
+    from mlxhost.supervisor.sweep import sweep
+
+    if killed := sweep():
+        names = ", ".join(f"{child.slot} (pid {child.pid})" for child in killed)
+        view.event("", f"ended what a fleet that died had left running: {names}")
+
+
+def _listen(args: argparse.Namespace) -> str:
+    """--listen, checked. Raises UsageError."""
+    from mlxhost.supervisor.errors import UsageError
+    from mlxhost.wire.curve import parse_endpoint
+
+    try:
+        if args.listen:
+            parse_endpoint(args.listen)
+    except ValueError as error:
+        raise UsageError(f"--listen: {error}") from None
+    if args.advertise and not args.listen:
+        raise UsageError("--advertise says how to reach --listen, which is not given")
+    return str(args.listen)
+
+
+def fetch(name: str, label: str, view: Any) -> Any:
+    from mlxhost.supervisor import pull
+
+    return pull.fetch(name, lambda phase, done, total: view.fetching(label, phase, done, total))
+
+
+def interrupt(number: int, frame: object) -> NoReturn:
     """Until the event loop takes over, every stop signal is a Ctrl-C."""
     raise KeyboardInterrupt
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 

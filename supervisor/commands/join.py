@@ -1,0 +1,77 @@
+"""`mlxhost join`: serve models for the fleet of another machine."""
+
+import argparse
+import signal
+from typing import Any
+
+from mlxhost.supervisor.commands import up
+
+DESCRIPTION = """\
+Run workers on this machine for a fleet on another one, which was started with `mlxhost up --listen`.
+
+  there:  mlxhost keys new studio        prints the path of a bundle; carry that file here
+          mlxhost up --models demo --listen tcp://192.168.1.10:7777
+  here:   mlxhost join tcp://192.168.1.10:7777 --bundle studio --models demo,./my-model:2
+
+The replicas serve beside the fleet's own of the same name; a model that only runs here is served as well, and
+its tokenizer and template travel to the fleet. The connection is encrypted, and both ends prove their keys.
+When it is cut, this machine dials again and its models, still loaded, serve on.
+"""
+
+
+def add(commands: "argparse._SubParsersAction[Any]") -> None:
+    parser = commands.add_parser(
+        "join",
+        help="serve models for the fleet of another machine",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("endpoint", metavar="tcp://HOST:PORT", help="what the fleet says at its start")
+    parser.add_argument(
+        "--bundle",
+        default="",
+        metavar="FILE",
+        help="the keys for this machine; without it, the content of $MLXHOST_BUNDLE",
+    )
+    up.model_arguments(parser, required=True)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    return start(args)
+
+
+def start(args: argparse.Namespace, **overrides: Any) -> int:
+    """Serve what `args` ask for. `overrides` replace fields of Settings. Raises UserError."""
+    from dataclasses import replace
+
+    from mlxhost.supervisor import modelspec, resolve
+    from mlxhost.supervisor.errors import UsageError
+    from mlxhost.supervisor.remote.joined import join
+    from mlxhost.supervisor.remote.keyring import read_bundle
+    from mlxhost.supervisor.signals import stop_signals
+    from mlxhost.supervisor.view import View
+    from mlxhost.wire.curve import parse_endpoint
+
+    for number in stop_signals():
+        signal.signal(number, up.interrupt)
+    view = View(live=up.is_terminal())
+    try:
+        try:
+            _, port = parse_endpoint(args.endpoint)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if not port:
+            raise UsageError(f"{args.endpoint}: port 0 is nobody's; the fleet says its port at its start")
+        bundle = read_bundle(args.bundle)
+        specs = modelspec.parse(args.models)
+        models = resolve.locate(specs)
+        up.sweep_leftovers(view)
+        models = resolve.fetch_embedded(models, specs, lambda name, label: up.fetch(name, label, view))
+        settings = up.settings_of(args, models)
+        join(replace(settings, frontends=0, **overrides), args.endpoint, bundle, view)
+    except KeyboardInterrupt:
+        pass  # asked to stop before there was anything to stop
+    finally:
+        view.close()
+    return 0
