@@ -99,13 +99,16 @@ class ModelNotFound(ApiError):
 
 
 class RequestIdInUse(ApiError):
-    """409: a request with the same X-Request-Id is being answered. Retrying is of no use before it ends."""
+    """409: a request with the same X-Request-Id is being answered. Retrying is of no use before it ends,
+    which `retry_after_s` says when it is near."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(
-            f"a request with the X-Request-Id {request_id!r} is being answered; give each request its own",
+            message,
             status=409,
             code="duplicate_request_id",
+            retry_after_s=retry_after_s,
+            retryable=retry_after_s is not None,
         )
 
 

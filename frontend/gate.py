@@ -17,7 +17,9 @@ class RequestIds:
     def hold(self, request_id: str) -> Iterator[None]:
         """For the time of one request. Raises RequestIdInUse when another one has the id."""
         if request_id in self._held:
-            raise RequestIdInUse(request_id)
+            raise RequestIdInUse(
+                f"a request with the X-Request-Id {request_id!r} is being answered; give each request its own"
+            )
         self._held.add(request_id)
         try:
             yield

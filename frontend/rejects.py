@@ -1,6 +1,13 @@
 """REJECT -> the error that the HTTP client sees."""
 
-from mlxhost.frontend.errors import ApiError, BadRequest, InternalError, QueueFull, Unavailable
+from mlxhost.frontend.errors import (
+    ApiError,
+    BadRequest,
+    InternalError,
+    QueueFull,
+    RequestIdInUse,
+    Unavailable,
+)
 from mlxhost.wire import data
 
 _BAD_REQUESTS = {
@@ -26,6 +33,8 @@ def reject_error(model: str, reject: data.Reject) -> ApiError:
             "model_sleeping",
             retry_after_s=reject.retry_after_s or 30.0,
         )
+    if reject.code == data.REJECT_DUPLICATE:  # the request that had the id before is not quite over there
+        return RequestIdInUse(reject.message, retry_after_s=1.0)
     if reject.code in _BAD_REQUESTS:
         return BadRequest(reject.message, code=_BAD_REQUESTS[reject.code])
     return InternalError(f"The worker refused the request ({reject.code}): {reject.message}", reject.code)

@@ -150,6 +150,10 @@ def spawn(
     return Child(process, output, lifeline, on_line)
 
 
+# numpy's BLAS would start a thread for each core, and a frontend multiplies no matrices.
+FRONTEND_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+
+
 def worker_environment(cores: int) -> dict[str, str]:
     """Environment that keeps a worker lean: without it glibc keeps freed prompt and weight buffers in
     per-thread arenas. BLAS starts with all cores; the lease sets the live number."""

@@ -5,7 +5,7 @@ shutdown. They run on one event loop and take turns only where they await, so th
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -47,11 +47,11 @@ class Core:
         state: FleetState,
         control: ControlSocket,
         rundir: RunDir,
-        listen_fd: int,
+        listen_fds: Sequence[int],
         events: Events,
     ) -> None:
         self.settings, self.timing, self.state, self.events = settings, settings.timing, state, events
-        self.control, self.rundir, self.listen_fd = control, rundir, listen_fd
+        self.control, self.rundir, self._listen_fds = control, rundir, listen_fds
         self.cores = available_cores()
         self.changes = Changes()
         self.calls = Calls(self.send)
@@ -111,9 +111,18 @@ class Core:
             cache_dir=self._cache_dir,
         )
 
-    def frontend_config(self) -> FrontendConfig:
-        remote = self.hosts.frontend_config() if self.hosts else None
-        return FrontendConfig(self.listen_fd, self.state.url, cache_dir=self._cache_dir, remote=remote)
+    def listen_fd(self, frontend: Member) -> int:
+        """The listening socket of a frontend, for all its lives."""
+        return self._listen_fds[int(frontend.slot.rpartition("/")[2])]
+
+    def frontend_config(self, frontend: Frontend) -> FrontendConfig:
+        return FrontendConfig(
+            self.listen_fd(frontend),
+            self.state.url,
+            cache_dir=self._cache_dir,
+            remote=self.hosts.frontend_config() if self.hosts else None,
+            replay_wait_s=self.timing.replay_s,
+        )
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the rest. An error in it is a bug, and ends the fleet rather than part of it."""

@@ -101,7 +101,7 @@ class Inbox:
         init = control.Init(heartbeat_s=core.timing.heartbeat_s)
         if isinstance(member, Frontend):
             member.endpoint = hello.endpoint
-            init.frontend = core.frontend_config()
+            init.frontend = core.frontend_config(member)
         elif isinstance(member, Replica):
             member.progress, member.progress_at = None, member.heard_at
             member.phase_since = member.heard_at

@@ -9,7 +9,7 @@ import time
 
 from mlxhost.supervisor import goals, restart
 from mlxhost.supervisor.calls import Peer
-from mlxhost.supervisor.child import Child, ending, spawn, worker_environment
+from mlxhost.supervisor.child import FRONTEND_ENVIRONMENT, Child, ending, spawn, worker_environment
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import UserError
 from mlxhost.supervisor.rundir import Child as RecordedChild
@@ -58,8 +58,8 @@ class Lifecycle:
                 command,
                 boot,
                 on_line=lambda line: core.events.output(member.slot, line),
-                env=worker_environment(core.cores) if replica else {},
-                pass_fds=() if replica else (core.listen_fd,),
+                env=worker_environment(core.cores) if replica else FRONTEND_ENVIRONMENT,
+                pass_fds=() if replica else (core.listen_fd(member),),
             )
         except OSError as error:
             self._disown(member)

@@ -17,6 +17,7 @@ from mlxhost.supervisor.report import shown_state, status
 from mlxhost.supervisor.state import SETTLED, Goal, Model, Replica, State
 from mlxhost.supervisor.workercalls import WorkerCalls
 from mlxhost.wire.control import Ctl, News, Reply
+from mlxhost.wire.policies import ROUTINGS
 
 # A deadline that a client leaves out or overdoes must not keep a call for ever.
 MAX_DEADLINE_SECONDS = 24 * 3600.0
@@ -47,6 +48,8 @@ class Operations:
         if not state.accepting:
             return Reply(ctl.call_id, "failed", "the fleet is stopping")
         model = state.find_model(ctl.target)
+        if ctl.op == "routing" and (model or not ctl.target):
+            return self._routing(ctl, model)
         if ctl.op not in self._own and (asked := self._workers.targets(ctl)) is not None:
             return await self._workers.run(client, ctl, asked)
         if ctl.target and model is None:
@@ -56,6 +59,22 @@ class Operations:
         if model is None:
             return Reply(ctl.call_id, "invalid", f"{ctl.op} needs a model: {', '.join(state.models)}")
         return await self._own[ctl.op](client, ctl, model)
+
+    def _routing(self, ctl: Ctl, model: Model | None) -> Reply:
+        """Show the routing policy of a model, or of all; with `policy`, change it for what comes next."""
+        state, policy = self._core.state, ctl.args.get("policy")
+        models = list(state.models.values()) if model is None else [model]
+        if policy is not None:
+            if policy not in ROUTINGS:
+                known = ", ".join(ROUTINGS)
+                return Reply(ctl.call_id, "invalid", f"no routing policy {policy!r}; there is {known}")
+            if model is None:
+                state.routing = policy
+            for changed in models:
+                changed.routing = policy
+            self._core.events.event("", f"routing of {', '.join(m.name for m in models)}: {policy}")
+            self._core.changed()
+        return Reply(ctl.call_id, result={"routing": {m.name: m.routing for m in models}})
 
     def _remote(self) -> dict[str, Any]:
         return {"remote": self._core.hosts.status()} if self._core.hosts else {}

@@ -3,6 +3,7 @@ restart loses no connection attempt and a taken port is one clear message."""
 
 import errno
 import socket
+import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -38,6 +39,35 @@ def listen(bound: socket.socket) -> None:
         bound.listen(BACKLOG)
     except OSError as error:
         raise PortError(explain(error, host, port, running_fleets())) from None
+
+
+def share(listening: socket.socket, count: int) -> list[socket.socket]:
+    """A listening socket for each of `count` frontends, all on one port; `listening` is the first.
+
+    On Linux the kernel deals connections out evenly among them (a socket that several processes accept from
+    goes mostly to whoever wakes up first). Elsewhere the option exists but does not share out, so all get the
+    one socket. It is set only now, so that another program, or another fleet, could not take the port
+    along with us. Raises PortError.
+    """
+    if sys.platform != "linux":
+        return [listening] * count
+    sockets = [listening]
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        while len(sockets) < count:
+            other = socket.socket(listening.family, listening.type, listening.proto)
+            sockets.append(other)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.bind(listening.getsockname())
+            other.setblocking(False)
+            other.listen(BACKLOG)
+    except OSError as error:
+        for other in sockets[1:]:
+            other.close()
+        host, port = listening.getsockname()[:2]
+        raise PortError(f"cannot listen on {host} port {port} {count} times: {error.strerror}") from None
+    return sockets
 
 
 def url_of(bound: socket.socket) -> str:

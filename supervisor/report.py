@@ -13,18 +13,18 @@ def fleet_message(state: FleetState) -> Fleet:
             *(FleetFrontend(f.slot, f.epoch, f.endpoint) for f in state.frontends if f.endpoint),
             *state.joined_frontends,
         ],
-        models=[_fleet_model(model, state.routing) for model in state.models.values()],
+        models=[_fleet_model(model) for model in state.models.values()],
         accepting=state.accepting,
     )
 
 
-def _fleet_model(model: Model, routing: str) -> FleetModel:
+def _fleet_model(model: Model) -> FleetModel:
     reasons = [r.reason for r in model.replicas if r.reason and r.state is not State.READY]
     return FleetModel(
         name=model.name,
         aliases=list(model.spec.aliases),
         replicas=[_fleet_replica(r) for r in model.replicas],
-        routing=routing,
+        routing=model.routing,
         card=model.card,
         reason=reasons[0] if reasons else "",
         created=model.created,
@@ -74,6 +74,7 @@ def _model_status(model: Model, now: float) -> dict[str, Any]:
         "name": model.name,
         "aliases": list(model.spec.aliases),
         "path": str(model.spec.path),
+        "routing": model.routing,
         "replicas": [_replica_status(r, now) for r in model.replicas],
     }
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Sequence
 
 from mlxhost.supervisor.clock import Clock
 from mlxhost.supervisor.controlsocket import ControlSocket
@@ -13,7 +14,7 @@ from mlxhost.supervisor.events import Events
 from mlxhost.supervisor.inbox import Inbox
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.operations import Operations
-from mlxhost.supervisor.port import listen, url_of
+from mlxhost.supervisor.port import listen, share, url_of
 from mlxhost.supervisor.remote.hosts import open_hosts
 from mlxhost.supervisor.rundir import Card, RunDir
 from mlxhost.supervisor.settings import Settings
@@ -26,15 +27,20 @@ from mlxhost.wire.sockets import ipc_endpoint
 def serve(settings: Settings, listener: socket.socket, events: Events) -> None:
     """Run the fleet until a signal ends it. Raises UserError when it cannot start or go on."""
     listen(listener)
+    listeners = share(listener, settings.frontends)
     rundir = RunDir.create()
     try:
-        asyncio.run(_serve(settings, listener, rundir, events))
+        asyncio.run(_serve(settings, listeners, rundir, events))
     finally:
         rundir.remove()
+        for other in listeners:
+            other.close()
 
 
-async def _serve(settings: Settings, listener: socket.socket, rundir: RunDir, events: Events) -> None:
-    url = url_of(listener)
+async def _serve(
+    settings: Settings, listeners: Sequence[socket.socket], rundir: RunDir, events: Events
+) -> None:
+    url = url_of(listeners[0])
     control = ControlSocket(ipc_endpoint(rundir.sockets, "control"))
     state = new_fleet(
         name=rundir.name,
@@ -44,7 +50,7 @@ async def _serve(settings: Settings, listener: socket.socket, rundir: RunDir, ev
         frontends=settings.frontends,
     )
     rundir.publish(Card(os.getpid(), control.endpoint, url, rundir.name, time.time()))
-    core = Core(settings, state, control, rundir, listener.fileno(), events)
+    core = Core(settings, state, control, rundir, [s.fileno() for s in listeners], events)
     lifecycle = Lifecycle(core)
     handle_signals(core)
     inbox = Inbox(core, lifecycle, Operations(core, lifecycle))

@@ -18,6 +18,7 @@ class Timing:
     disconnect_s: float = 3.0  # without a control connection, though the process lives
     stuck_s: float = 60.0  # busy, heartbeats coming, and not one engine step
     kill_s: float = 2.0  # from SIGABRT (a stack dump) to SIGKILL
+    replay_s: float = 30.0  # how long a request whose worker was lost may wait for another
     drain_s: float = 30.0  # what shutdown gives to requests in flight
     exit_s: float = 5.0  # from STOP to the exit of an idle process
     # A heartbeat sooner than this after admission was closed may not know of a request sent just before.

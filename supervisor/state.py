@@ -113,6 +113,7 @@ class Frontend(Member):
 @dataclass(slots=True, kw_only=True, eq=False)
 class Model:
     spec: ModelSpec
+    routing: str  # policy
     goal: Goal = Goal.SERVE
     replicas: list[Replica] = field(default_factory=list)
     card: ModelCard | None = None
@@ -127,7 +128,7 @@ class Model:
 class FleetState:
     name: str
     url: str
-    routing: str
+    routing: str  # policy of models that are yet to come
     models: dict[str, Model]
     frontends: list[Frontend]
     accepting: bool = True
@@ -171,7 +172,7 @@ def new_fleet(
         name=name,
         url=url,
         routing=routing,
-        models={spec.name: Model(spec=spec, created=int(time.time())) for spec in models},
+        models={spec.name: Model(spec=spec, routing=routing, created=int(time.time())) for spec in models},
         frontends=[Frontend(slot=f"frontend/{i}", role="frontend") for i in range(frontends)],
     )
     for model in state.models.values():

@@ -186,10 +186,6 @@ class Dead(Struct, tag="dead"):
     message: str
 
 
-# What FleetModel.routing may be.
-ROUTINGS = ("round-robin", "least-in-flight", "minimum-kv-usage", "prefix-affinity", "bootstrap-room")
-
-
 class FleetFrontend(Struct, frozen=True):
     """A frontend and where its data ROUTER is: `endpoint` for the receiver's own workers, with the public key
     (Z85) of the frontend's machine when that is another one; `remote_endpoint` for workers elsewhere."""

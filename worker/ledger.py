@@ -34,6 +34,9 @@ class Ledger:
         """Nobody is left to tell."""
         self._open.pop(frontend, None)
 
+    def has_rows(self, frontend: str) -> bool:
+        return bool(self._open.get(frontend))
+
     def open_rows(self) -> list[tuple[str, Sequence[int]]]:
         """(frontend, handles) of every open row."""
         return [(frontend, list(rows)) for frontend, rows in self._open.items() if rows]

@@ -69,6 +69,7 @@ class Link(threading.Thread):
         )
         self._resident_bytes = 0
         self._counted = (time.monotonic(), 0)
+        self._dropped = 0  # messages that could not be decoded
         self._closing = False
 
     # Any thread
@@ -177,7 +178,7 @@ class Link(threading.Thread):
         try:
             message, _ = decode(frames)
         except DecodeError as error:
-            log.warning("dropped a message from the supervisor: %s", error)
+            self._drop("the supervisor", error)
             return
         match message:
             case control.Fleet():
@@ -238,10 +239,16 @@ class Link(threading.Thread):
             if change is Change.DOWN:
                 self._forget_rows(peer.endpoint)
 
+    def _drop(self, sender: str, error: DecodeError) -> None:
+        self._dropped += 1
+        if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not flood the log
+            log.warning("dropped message %d, from %s: %s", self._dropped, sender, error)
+
     def _on_data(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         try:
             message, binary = decode(frames)
         except DecodeError as error:
+            self._drop(peer.endpoint, error)
             if error.tag == "add":
                 peer.send(data.Reject(error.handle, data.REJECT_BAD_MESSAGE, str(error)))
             return
@@ -317,8 +324,9 @@ class Link(threading.Thread):
         load = status.load(tokens_per_s=rate)
         self._tell(control.Heartbeat(busy, load, self._resident_bytes, len(self._ledger), mode))
         for peer in self._peers.values():
-            # A frontend on another machine takes silence for a cut, also while a long prefill runs.
-            if not busy or isinstance(peer, RemotePeer):
+            # A frontend on another machine takes silence for a cut, also while a long prefill runs. One that
+            # has nothing running here hears of the load in no other way.
+            if not busy or isinstance(peer, RemotePeer) or not self._ledger.has_rows(peer.endpoint):
                 self._announce(peer)
 
     def _rate(self) -> float:

@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from mlxhost.wire.policies import ROUTINGS
+
 DESCRIPTION = """\
 Start the fleet in the foreground: one process for each model replica, and the HTTP frontend.
 
@@ -23,7 +25,7 @@ with `name=` before it to choose its name, and `:N` after it for N replicas.
 Requests name a model by its name, its directory's name or its full path or id.
 Ctrl-C or SIGTERM: no new requests, what runs is finished (at most 30 s), exit 0. Twice: at once.
 """
-ROUTINGS = ("round-robin", "least-in-flight", "minimum-kv-usage")
+MAX_FRONTENDS = 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -46,7 +48,14 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         "--routing",
         choices=ROUTINGS,
         default="least-in-flight",
-        help="how a replica is chosen for a request (default: %(default)s)",
+        help="how a replica is chosen for a request; `ctl routing` changes it live (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--frontends",
+        type=_frontends,
+        default=1,
+        metavar="N",
+        help="HTTP processes that share the port (default: %(default)s)",
     )
     parser.add_argument(
         "--listen",
@@ -120,6 +129,7 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
             settings = replace(
                 settings_of(args, models),
                 routing=args.routing,
+                frontends=args.frontends,
                 listen=_listen(args),
                 advertise=args.advertise,
             )
@@ -181,6 +191,13 @@ def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
     return int(text)
+
+
+def _frontends(text: str) -> int:
+    count = _positive(text)
+    if count > MAX_FRONTENDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_FRONTENDS}")
+    return count
 
 
 def _positive(text: str) -> int:

@@ -24,8 +24,6 @@ from mlxhost.supervisor.state import FleetState, new_fleet
 from mlxhost.wire.curve import host_slot
 from mlxhost.wire.sockets import ipc_endpoint
 
-NO_LISTENER = -1  # there is no frontend to inherit it
-
 
 def join(settings: Settings, endpoint: str, bundle: Bundle, events: Events) -> None:
     """Serve until a signal. Raises UserError when the fleet cannot be joined, or lets this machine in no
@@ -41,7 +39,7 @@ async def _join(settings: Settings, endpoint: str, bundle: Bundle, rundir: RunDi
     control = ControlSocket(ipc_endpoint(rundir.sockets, "control"))
     state = _new_state(settings, endpoint, bundle.name, rundir.name)
     rundir.publish(Card(os.getpid(), control.endpoint, endpoint, rundir.name, time.time()))
-    core = Core(settings, state, control, rundir, NO_LISTENER, events)
+    core = Core(settings, state, control, rundir, [], events)
     core.curve = bundle.keys
     lifecycle = Lifecycle(core)
     handle_signals(core)

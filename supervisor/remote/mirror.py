@@ -80,7 +80,8 @@ def _find(state: FleetState, host: str, report: HostReplica) -> Replica | None:
     model = state.models.get(report.model)
     if model is None:
         spec = ModelSpec(report.model, ELSEWHERE, 0, tuple(report.aliases))
-        model = state.models[report.model] = Model(spec=spec, created=int(time.time()))
+        made = Model(spec=spec, routing=state.routing, created=int(time.time()))
+        model = state.models[report.model] = made
     index = max((r.index for r in model.replicas), default=-1) + 1
     replica = Replica(slot=report.slot, role="worker", model=model, index=index, host=host)
     model.replicas.append(replica)

@@ -371,8 +371,8 @@ class FakeWorker:
         self.next_beat, self.was_busy, self.was_mode = now + self.heartbeat_s, busy, mode
         beat = control.Heartbeat(busy, self.load(), 20_000_000, len(self.rows), mode)
         self.control.send_multipart(encode(beat))
-        if not busy:
-            for endpoint in self.data:
+        for endpoint in self.data:
+            if not busy or not any(key[0] == endpoint for key in self.rows):
                 self.send_out(endpoint, self.out([], [], [], []))
 
     def drain_sockets(self, timeout_ms: float) -> None:

@@ -61,7 +61,7 @@ def test_bodies_and_headers(
         (Reject(1, "context_length_exceeded", "9 > 8"), 400, "context_length_exceeded", None),
         (Reject(1, "unsupported", "no penalties"), 400, "unsupported_parameter", None),
         (Reject(1, "invalid_request", "bad"), 400, None, None),
-        (Reject(1, "duplicate_request", "again"), 500, "duplicate_request", None),
+        (Reject(1, "duplicate_request", "again"), 409, "duplicate_request_id", 1.0),
         (Reject(1, "bad_message", "?"), 500, "bad_message", None),
         (Reject(1, "internal", "?"), 500, "internal", None),
         (Reject(1, "code of the future", "?"), 500, "code of the future", None),

@@ -11,8 +11,9 @@ from mlxhost.frontend.errors import ReplicaNotReady
 from mlxhost.frontend.hints import Hints
 from mlxhost.frontend.replica import Replica
 from mlxhost.frontend.router import Router
-from mlxhost.wire.control import ROUTINGS, Fleet, FleetFrontend, FleetModel, FleetReplica
+from mlxhost.wire.control import Fleet, FleetFrontend, FleetModel, FleetReplica
 from mlxhost.wire.data import Load
+from mlxhost.wire.policies import ROUTINGS
 
 SIZE = 4
 STATES = ("starting", "loading", "ready", "draining", "drained", "backoff", "failed", "unloaded")

@@ -5,7 +5,7 @@ import pytest
 from mlxhost.frontend.columns import Columns
 from mlxhost.frontend.errors import InternalError
 from mlxhost.frontend.routing import NONE, pick, within_bound
-from mlxhost.wire.control import ROUTINGS
+from mlxhost.wire.policies import ROUTINGS
 
 Figures = tuple[int, int, int]
 

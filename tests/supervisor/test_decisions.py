@@ -66,7 +66,11 @@ def test_an_unloaded_model_is_drained_before_it_is_stopped(state: State) -> None
 
 def replica(state: State, **times: float) -> Replica:
     made = Replica(
-        slot="m/0", role="worker", state=state, model=Model(spec=ModelSpec("m", Path("/m"))), index=0
+        slot="m/0",
+        role="worker",
+        state=state,
+        model=Model(spec=ModelSpec("m", Path("/m")), routing="round-robin"),
+        index=0,
     )
     for name, value in times.items():
         setattr(made, name, value)
