@@ -38,21 +38,12 @@ def clamp_max_tokens(prompt_tokens: int, wanted: int | None, capacity: Capacity)
 
 def unsupported(add: data.Add) -> str | None:
     """What `add` asks for that this engine cannot do, if anything."""
-    sampling = add.sampling
     checks = {
         f"task {add.task!r}": add.task != "generate",
         "n > 1 in one message": add.n != 1 or bool(add.siblings),
         "grammar": add.grammar is not None,
         "adapters": bool(add.adapters),
         "attachments": bool(add.attachments),
-        "logprobs": sampling.logprobs or sampling.top_logprobs > 0 or sampling.prompt_logprobs is not None,
-        "logit_bias": bool(sampling.logit_bias),
-        "repetition, presence or frequency penalty": (
-            sampling.repetition_penalty != 1
-            or sampling.presence_penalty != 0
-            or sampling.frequency_penalty != 0
-        ),
-        "xtc": sampling.xtc_probability > 0,
     }
     return next((name for name, asked in checks.items() if asked), None)
 

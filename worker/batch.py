@@ -6,15 +6,17 @@ before it. The host is one step behind the device, so building the next graph co
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from mlxhost.worker.kv import StepCaches
+from mlxhost.worker.logprobs import TopEntries
+from mlxhost.worker.penalties import History
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Row
-from mlxhost.worker.sampling import Sampler
+from mlxhost.worker.sampling import Drawn, Sampler
 
 # Cache fields that no step reads would otherwise keep growing their graph.
 _SETTLE_EVERY = 256
@@ -22,11 +24,20 @@ _SETTLE_EVERY = 256
 
 @dataclass(frozen=True)
 class Step:
-    """A launched step: `tokens` (rows,) uint32 belong to `rows`, in order."""
+    """A launched step; what it drew belongs to `rows`, in order."""
 
     rows: tuple[Row, ...]
-    tokens: mx.array
+    drawn: Drawn
     launched: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a step gave one row, with log-probabilities where the row wants them."""
+
+    id: int
+    logprob: float = 0.0
+    top: TopEntries = field(default_factory=list)
 
 
 class Batch:
@@ -74,14 +85,16 @@ class Batch:
             return None
         if self._changed:
             self._caches = StepCaches([row.kv for row in self.rows if row.kv is not None])
-            self._sampler = Sampler([row.sampling for row in self.rows], self._vocab_size)
+            histories = [History(row.prompt, row.output) for row in self.rows]
+            self._sampler = Sampler([row.sampling for row in self.rows], self._vocab_size, histories)
             self._changed = False
         logits = self._model(self._register[:, None], cache=self._caches.views())[:, -1]
-        logits = self._without_early_stops(logits)
         if self.profile is not None:
             self.profile.lap("launch", len(self.rows))
-        self._register = self._sampler.draw(logits, [row.launched for row in self.rows])
-        mx.async_eval(self._register)
+        positions = [row.launched for row in self.rows]
+        drawn = self._sampler.draw(logits, positions, self._register, self._early_stops())
+        self._register = drawn.tokens
+        mx.async_eval(*drawn.arrays())
         if self.profile is not None:
             self.profile.lap("sample", len(self.rows))
         for row in self.rows:
@@ -89,22 +102,22 @@ class Batch:
         self._steps += 1
         if self._steps % _SETTLE_EVERY == 0:
             mx.eval([a for row in self.rows if row.kv is not None for a in row.kv.arrays()])
-        return Step(tuple(self.rows), self._register, time.monotonic())
+        return Step(tuple(self.rows), drawn, time.monotonic())
 
-    def advance(self) -> tuple[tuple[Row, ...], list[int]]:
+    def advance(self) -> list[tuple[Row, Token]]:
         """Launch the next step, then read the one before it: its rows and their tokens (empty at first).
 
         Rows that ended while the step was in flight are still in it; the caller skips them.
         """
         before, self._in_flight = self._in_flight, self.launch()
         if before is None:
-            return (), []
-        tokens: list[int] = before.tokens.tolist()  # type: ignore[assignment]
+            return []
+        tokens = _read(before)
         if self.profile is not None:
             self.profile.lap("wait", len(before.rows))
         took = time.monotonic() - before.launched
         self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
-        return before.rows, tokens
+        return list(zip(before.rows, tokens, strict=True))
 
     def thaw(self) -> None:
         """Go on after a standstill, whose time is not that of the step in flight."""
@@ -119,13 +132,25 @@ class Batch:
         self.leave(self.rows)
         return lost
 
-    def _without_early_stops(self, logits: mx.array) -> mx.array:
-        """Keep stop ids away from rows that have not produced min_tokens yet."""
-        banned = [
+    def _early_stops(self) -> list[tuple[int, list[int]]]:
+        """(row, stop ids) of rows that have not produced min_tokens yet."""
+        return [
             (i, sorted(row.stop_ids))
             for i, row in enumerate(self.rows)
             if row.launched < row.min_tokens and row.stop_ids
         ]
-        for i, ids in banned:
-            logits[i, mx.array(ids)] = -mx.inf
-        return logits
+
+
+def _read(step: Step) -> list[Token]:
+    """Wait for a step and bring its results to the host."""
+    drawn = step.drawn
+    ids: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
+    if drawn.chosen is None or drawn.top_ids is None or drawn.top is None:
+        return [Token(i) for i in ids]
+    chosen: list[float] = drawn.chosen.tolist()  # type: ignore[assignment]
+    top_ids: list[list[int]] = drawn.top_ids.tolist()  # type: ignore[assignment]
+    top: list[list[float]] = drawn.top.tolist()  # type: ignore[assignment]
+    return [
+        Token(ids[i], chosen[i], list(zip(top_ids[i], top[i], strict=True))[: row.sampling.top_logprobs])
+        for i, row in enumerate(step.rows)
+    ]

@@ -19,11 +19,12 @@ from mlxhost.wire.data import Finish
 from mlxhost.worker import prefill
 from mlxhost.worker.admission import Admission, Capacity, clamp_max_tokens, unsupported
 from mlxhost.worker.backend import release_memory
-from mlxhost.worker.batch import Batch
+from mlxhost.worker.batch import Batch, Token
 from mlxhost.worker.emission import outs
 from mlxhost.worker.errors import EngineFailure, RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
 from mlxhost.worker.kv import RowKV
+from mlxhost.worker.logprobs import prompt_entries
 from mlxhost.worker.modes import STEPPING, Hold, Holds, Mode
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Key, Row
@@ -33,6 +34,7 @@ from mlxhost.worker.threads import CpuThreads
 log = logging.getLogger(__name__)
 
 _TRIM_AFTER_S = 0.3  # idle time before freed memory goes back to the system
+_LOGITS_CHUNK = 128  # tokens whose logits over the whole vocabulary are held at once
 _MAX_FAILURES = 3  # steps in a row that may raise before the worker gives up
 _SLEEPING_RETRY_S = 30.0
 
@@ -191,10 +193,11 @@ class Engine:
             raise RowError(data.REJECT_UNSUPPORTED, f"this worker does not support {asked}")
         if not len(prompt):
             raise RowError(data.REJECT_INVALID, "the prompt has no tokens")
-        if (largest := max(prompt)) >= self._vocab_size:
-            raise RowError(
-                data.REJECT_INVALID, f"token id {largest} is outside the vocabulary of {self._vocab_size}"
-            )
+        for token in (max(prompt), *add.sampling.logit_bias):
+            if not 0 <= token < self._vocab_size:
+                raise RowError(
+                    data.REJECT_INVALID, f"token id {token} is outside the vocabulary of {self._vocab_size}"
+                )
         max_tokens = clamp_max_tokens(len(prompt), add.limits.max_tokens, self.admission.capacity)
         return Row.of(event.frontend, add, prompt, self._eos_ids, max_tokens, time.monotonic())
 
@@ -262,16 +265,16 @@ class Engine:
         if self.batch.idle:
             return
         try:
-            rows, tokens = self.batch.advance()
+            drawn = self.batch.advance()
         except Exception as error:
             self._on_failed_step(error)
             return
         self._failures = 0
         self.tick += 1
-        emitted: list[tuple[Row, list[int]]] = []
-        for row, token in zip(rows, tokens, strict=True):
+        emitted: list[tuple[Row, list[Token]]] = []
+        for row, token in drawn:
             if row.finish == Finish.RUNNING:
-                emitted.append((row, [token] if row.take(token) else []))
+                emitted.append((row, [token] if row.take(token.id) else []))
         self.generated += len(emitted)
         self._emit(emitted)
         if self.profile is not None:
@@ -291,11 +294,16 @@ class Engine:
         started = time.monotonic()
         row = prefill.choose(self._prefilling, started)
         size = min(row.to_prefill, self.chunk_size.next(self.batch.step_s if not self.batch.idle else 0.0))
+        if row.prompt_top is not None:
+            size = min(size, _LOGITS_CHUNK)
         chunk = mx.array(list(row.prompt[row.prefilled : row.prefilled + size]), dtype=mx.uint32)
         assert row.kv is not None
         try:
-            # The logits are never evaluated: only what the caches need is computed.
-            self.model(chunk[None], cache=row.kv.caches)
+            logits = self.model(chunk[None], cache=row.kv.caches)[0]
+            if row.prompt_top is not None:
+                targets = row.prompt[row.prefilled + 1 : row.prefilled + size + 1]
+                row.prompt_logprobs += prompt_entries(logits, targets, row.prompt_top)
+            # Otherwise the logits are never evaluated: only what the caches need is computed.
             mx.eval(row.kv.arrays())
         except Exception as error:
             log.error("a prefill chunk failed: %s", error, exc_info=error)
@@ -322,7 +330,7 @@ class Engine:
             row.finish, row.detail = finish, detail
         self._emit([(row, []) for row in rows])
 
-    def _emit(self, rows: Sequence[tuple[Row, list[int]]]) -> None:
+    def _emit(self, rows: Sequence[tuple[Row, list[Token]]]) -> None:
         """Send new tokens and endings, and forget the rows that ended."""
         ended = [row for row, _ in rows if row.finish != Finish.RUNNING]
         for row in ended:

@@ -5,6 +5,7 @@ from typing import TypeVar
 from mlxhost.wire.data import Finish, Out
 
 ValueT = TypeVar("ValueT")
+EntryT = TypeVar("EntryT")
 
 
 def merge(older: Out, newer: Out) -> Out:
@@ -27,6 +28,14 @@ def merge(older: Out, newer: Out) -> Out:
             values.update(zip(out.handles, getattr(out, column), strict=False))
         return [values.get(handle, default) for handle in order] if values else []
 
+    def joined(column: str) -> list[list[EntryT]]:
+        """Both OUTs' entries of a per-token column, row by row; empty when neither has the column."""
+        values: dict[int, list[EntryT]] = {handle: [] for handle in order}
+        for out in (older, newer):
+            for handle, entries in zip(out.handles, getattr(out, column), strict=False):
+                values[handle] += entries
+        return [values[handle] for handle in order] if any(values.values()) else []
+
     return Out(
         epoch=newer.epoch,
         step=newer.step,
@@ -39,4 +48,7 @@ def merge(older: Out, newer: Out) -> Out:
         prompt_tokens=latest("prompt_tokens", 0),
         completion_tokens=latest("completion_tokens", 0),
         cached_tokens=latest("cached_tokens", 0),
+        logprobs=joined("logprobs"),
+        top_logprobs=joined("top_logprobs"),
+        prompt_logprobs=joined("prompt_logprobs"),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mlxhost.wire.data import Add, Finish
 from mlxhost.worker.kv import RowKV
+from mlxhost.worker.logprobs import TopEntries
 from mlxhost.worker.sampling import RowSampling
 
 Key = tuple[str, int]  # (frontend's endpoint, handle)
@@ -32,6 +33,9 @@ class Row:
     cached_tokens: int = 0
     detail: str = field(default="")
     session_id: str = ""
+    output: list[int] = field(default_factory=list)  # tokens read, a final stop id included
+    prompt_top: int | None = None  # prompt log-probabilities: how many beside the real token
+    prompt_logprobs: list[TopEntries] = field(default_factory=list)  # not sent yet
 
     @classmethod
     def of(
@@ -56,6 +60,7 @@ class Row:
             arrived=now,
             deadline=None if limits.deadline_s is None else now + limits.deadline_s,
             session_id=add.session_id,
+            prompt_top=add.sampling.prompt_logprobs,
         )
 
     @property
@@ -69,9 +74,15 @@ class Row:
         """KV tokens this row may come to hold."""
         return len(self.prompt) + self.max_tokens
 
+    def take_prompt_logprobs(self) -> list[TopEntries]:
+        """What of them has not been sent, which now has."""
+        entries, self.prompt_logprobs = self.prompt_logprobs, []
+        return entries
+
     def take(self, token: int) -> bool:
         """Count a sampled token, ending the row where it must; whether the token belongs to the output."""
         self.produced += 1
+        self.output.append(token)
         if token in self.stop_ids and self.produced > self.min_tokens:
             self.finish = Finish.STOP
             return False

@@ -1,7 +1,7 @@
 """Drawing the next token of every row in one vectorised graph, on the device.
 
-Order, as in the field's engines: temperature, min_p, top_k, top_p, then one draw. Each filter comes down to a
-threshold on the scaled logits, so no vocabulary is ever sorted:
+Order, as in the field's engines: logit bias, penalties, temperature, min_p, top_k, top_p, XTC, then one draw.
+Each filter comes down to a threshold on the scaled logits, so no vocabulary is ever sorted:
   min_p  keeps p >= min_p * p_max           <=>  x >= x_max + ln(min_p)
   top_k  keeps the k largest                <=>  x >= k-th largest (by partition)
   top_p  keeps the smallest set of mass p   <=>  x >= t, t found by bisection on the mass above t
@@ -13,12 +13,14 @@ order, a restart or a preemption.
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from mlxhost.wire.data import Sampling
+from mlxhost.worker.logprobs import gather
+from mlxhost.worker.penalties import NO_PENALTY, History, Penalties, Penalty, bias_matrix
 
 # Bisection halves an interval of at most this many nats (weights below e^-40 are zero in float32 terms)...
 _SPAN = 40.0
@@ -26,6 +28,22 @@ _SPAN = 40.0
 _ROUNDS = 26
 
 _MASK64 = (1 << 64) - 1
+_XTC_SALT = 0x585443  # so that XTC's chance and the draw's noise differ
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One draw: `tokens` (rows,) uint32; where a row asked for them, log-probabilities `chosen` (rows,), and
+    `top_ids` and `top` (rows, n) of the n largest."""
+
+    tokens: mx.array
+    chosen: mx.array | None = None
+    top_ids: mx.array | None = None
+    top: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        """Everything to evaluate."""
+        return [a for a in (self.tokens, self.chosen, self.top_ids, self.top) if a is not None]
 
 
 @dataclass(frozen=True)
@@ -37,11 +55,31 @@ class RowSampling:
     top_k: int
     min_p: float
     seed: int
+    penalty: Penalty = NO_PENALTY
+    bias: Mapping[int, float] = field(default_factory=dict)
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    logprobs: bool = False
+    top_logprobs: int = 0
 
     @classmethod
     def of(cls, sampling: Sampling) -> "RowSampling":
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        return cls(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, seed & _MASK64)
+        return cls(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=seed & _MASK64,
+            penalty=Penalty(
+                sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+            ),
+            bias=sampling.logit_bias,
+            xtc_probability=sampling.xtc_probability,
+            xtc_threshold=sampling.xtc_threshold,
+            logprobs=sampling.logprobs or sampling.top_logprobs > 0,
+            top_logprobs=sampling.top_logprobs,
+        )
 
     @property
     def greedy(self) -> bool:
@@ -51,8 +89,18 @@ class RowSampling:
 class Sampler:
     """The rows' sampling parameters as device columns; rebuilt only when rows join or leave."""
 
-    def __init__(self, rows: Sequence[RowSampling], vocab_size: int) -> None:
+    def __init__(
+        self, rows: Sequence[RowSampling], vocab_size: int, histories: Sequence[History] = ()
+    ) -> None:
+        """`histories` holds one entry a row, or none when no row has produced or penalises anything."""
         self._rows = rows
+        self._penalties = None
+        if any(r.penalty.active for r in rows):
+            known = histories or [History()] * len(rows)
+            self._penalties = Penalties([r.penalty for r in rows], known, vocab_size)
+        self._bias = bias_matrix([dict(r.bias) for r in rows], vocab_size)
+        self._top_logprobs = max((r.top_logprobs for r in rows), default=0)
+        self._logprobs = any(r.logprobs for r in rows)
         self._all_greedy = all(r.greedy for r in rows)
         if self._all_greedy:
             return
@@ -73,18 +121,44 @@ class Sampler:
         self._top_p = None
         if any(r.top_p < 1 for r in drawn):
             self._top_p = _column([r.top_p for r in rows])
+        self._xtc = any(r.xtc_probability > 0 for r in drawn)
         self._ids = mx.arange(vocab_size, dtype=mx.uint32)[None]
 
-    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """The next token of each row: (rows,) uint32 from `logits` (rows, vocabulary).
+    def draw(
+        self,
+        raw: mx.array,
+        positions: Sequence[int],
+        last: mx.array | None = None,
+        banned: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> Drawn:
+        """The next token of each row, from the model's logits `raw` (rows, vocabulary).
 
-        `positions[i]` is how many tokens row i has produced before this one.
+        `positions[i]` is how many tokens row i has produced before this one; `last` (rows,) is the newest of
+        them, needed where a row has penalties. `banned` are (row, ids) that must not be drawn.
         """
+        logits = raw
+        if banned:
+            logits = mx.array(raw)
+            for row, ids in banned:
+                logits[row, mx.array(list(ids))] = -math.inf
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self._penalties is not None:
+            assert last is not None
+            logits = self._penalties.apply(logits, positions, last)
+        tokens = self._choose(logits, positions)
+        if not self._logprobs:
+            return Drawn(tokens)
+        return Drawn(tokens, *gather(raw, tokens, self._top_logprobs))
+
+    def _choose(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         greedy = mx.argmax(logits, axis=-1).astype(mx.uint32)
         if self._all_greedy:
             return greedy
         x = logits.astype(mx.float32) * self._inverse_temperature
         kept = self._filter(x)
+        if self._xtc:
+            kept = self._exclude_top_choices(kept, positions)
         keys = mx.array(
             [_key(r.seed, p) for r, p in zip(self._rows, positions, strict=True)], dtype=mx.uint32
         )
@@ -108,6 +182,18 @@ class Sampler:
             nucleus = _nucleus_threshold(kept - largest, self._top_p) + largest
             kept = mx.where((kept >= nucleus) | (kept == largest), kept, -math.inf)
         return kept
+
+    def _exclude_top_choices(self, x: mx.array, positions: Sequence[int]) -> mx.array:
+        """XTC (p-e-w 2024): by chance, drop every token above the threshold but the least likely of them. The
+        chance is a hash of seed and position, like the draw."""
+        rows = zip(self._rows, positions, strict=True)
+        chance = [_uniform(r.seed ^ _XTC_SALT, p) < r.xtc_probability for r, p in rows]
+        threshold = _column([r.xtc_threshold for r in self._rows])
+        p = mx.softmax(x, axis=-1)
+        above = p >= threshold
+        least = mx.min(mx.where(above, p, math.inf), axis=-1, keepdims=True)
+        several = mx.sum(above, axis=-1, keepdims=True) >= 2
+        return mx.where(mx.array(chance)[:, None] & several & above & (p > least), -math.inf, x)
 
 
 def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
@@ -151,6 +237,11 @@ def _nucleus_threshold(x: mx.array, top_p: mx.array) -> mx.array:
 
 def _column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]
+
+
+def _uniform(seed: int, position: int) -> float:
+    """In [0, 1), from the same hash as the noise."""
+    return _key(seed, position)[1] / 4294967296.0
 
 
 def _key(seed: int, position: int) -> list[int]:

@@ -28,6 +28,9 @@ class Result:
     reject: data.Reject | None = None
     terminals: int = 0
     completion_tokens: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class Driver:
@@ -65,6 +68,9 @@ class Driver:
                     result = self.results[handle]
                     result.tokens += message.tokens[at : at + count]
                     at += count
+                    for column in ("logprobs", "top_logprobs", "prompt_logprobs"):
+                        if values := getattr(message, column):
+                            getattr(result, column).extend(values[i])
                     if message.finish[i]:
                         result.finish = data.Finish(message.finish[i])
                         result.terminals += 1

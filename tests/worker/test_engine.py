@@ -161,8 +161,8 @@ def test_max_tokens_is_clamped_to_the_room_left(llama: LoadedModel) -> None:
         ([3, 100_000], {}, data.REJECT_INVALID),
         ([3], {"task": "embed"}, data.REJECT_UNSUPPORTED),
         ([3], {"grammar": data.Grammar("regex", "a+")}, data.REJECT_UNSUPPORTED),
-        ([3], {"sampling": data.Sampling(logprobs=True)}, data.REJECT_UNSUPPORTED),
-        ([3], {"sampling": data.Sampling(logit_bias={3: 1.0})}, data.REJECT_UNSUPPORTED),
+        ([3], {"sampling": data.Sampling(logit_bias={100_000: 1.0})}, data.REJECT_INVALID),
+        ([3], {"sampling": data.Sampling(logit_bias={-1: 1.0})}, data.REJECT_INVALID),
     ],
 )
 def test_what_cannot_run_is_rejected(llama: LoadedModel, prompt: list[int], fields: dict, code: str) -> None:
@@ -281,3 +281,45 @@ def test_kv_memory_is_freed_when_rows_end(llama: LoadedModel) -> None:
     engine.run()
     mx.clear_cache()
     assert mx.get_active_memory() - before < 64 * 1024
+
+
+def test_logprobs_are_the_models_own(llama: LoadedModel) -> None:
+    """Chosen, top and prompt log-probabilities, in a batch with rows that want none, equal those computed
+    from the model's logits in one plain forward."""
+    prompt = [(5 * i) % 300 + 3 for i in range(200)]
+    engine = driver(llama)
+    engine.add(0, [8, 9], 12)
+    asked = data.Sampling(temperature=0.0, logprobs=True, top_logprobs=4, prompt_logprobs=2)
+    engine.add(1, prompt, 12, sampling=asked)
+    engine.run()
+    result = engine.results[1]
+    whole = llama.model(mx.array([prompt + result.tokens], dtype=mx.uint32))[0].astype(mx.float32)
+    reference = whole - mx.logsumexp(whole, axis=-1, keepdims=True)
+    assert not engine.results[0].logprobs
+    assert len(result.logprobs) == len(result.top_logprobs) == 12
+    for i, token in enumerate(result.tokens):
+        row = reference[len(prompt) - 1 + i]
+        assert result.logprobs[i] == pytest.approx(row[token].item(), abs=1e-4)
+        assert [v for _, v in result.top_logprobs[i]] == pytest.approx(
+            sorted(row.tolist(), reverse=True)[:4], abs=1e-4
+        )
+    assert len(result.prompt_logprobs) == len(prompt) - 1
+    for i, entries in enumerate(result.prompt_logprobs):
+        row = reference[i]
+        assert entries[0] == (prompt[i + 1], pytest.approx(row[prompt[i + 1]].item(), abs=1e-4))
+        assert [v for _, v in entries[1:]] == pytest.approx(sorted(row.tolist(), reverse=True)[:2], abs=1e-4)
+
+
+def test_penalised_rows_draw_the_same_alone_and_in_any_company(llama: LoadedModel) -> None:
+    """Joins and leaves around it do not change what a penalised row has counted."""
+    settings = data.Sampling(temperature=0.8, seed=3, repetition_penalty=1.2, frequency_penalty=0.4)
+    alone = driver(llama)
+    alone.add(0, [5, 6, 7], 60, sampling=settings)
+    alone.run()
+    together = driver(llama)
+    together.add(0, [5, 6, 7], 60, sampling=settings)
+    for handle in range(1, 9):
+        together.tick(5)
+        together.add(handle, [7 * handle] * 5, 3 + handle)
+    together.run()
+    assert together.results[0].tokens == alone.results[0].tokens

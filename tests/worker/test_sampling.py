@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import pytest
 
+from mlxhost.worker.penalties import History, Penalty
 from mlxhost.worker.sampling import RowSampling, Sampler, gumbel
 
 VOCAB = 64
@@ -55,7 +56,7 @@ def test_draws_follow_the_filtered_distribution(row: RowSampling) -> None:
     x = logits()
     expected = reference(x, row)
     sampler = Sampler([row] * n, VOCAB)
-    drawn = sampler.draw(mx.array([x] * n), list(range(n))).tolist()
+    drawn = sampler.draw(mx.array([x] * n), list(range(n))).tokens.tolist()
     counts = [drawn.count(i) for i in range(VOCAB)]
     assert all(counts[i] == 0 for i in range(VOCAB) if expected[i] == 0)
     cells = [(counts[i], n * expected[i]) for i in range(VOCAB) if n * expected[i] >= 5]
@@ -70,7 +71,7 @@ def test_greedy_rows_take_the_largest_logit_beside_sampled_rows() -> None:
     """Temperature 0 is argmax whatever the other rows do."""
     x = mx.array([logits(i) for i in range(4)])
     rows = [RowSampling(0.0, 0.5, 3, 0.1, 1), CASES[2], RowSampling(0.0, 1.0, 0, 0.0, 1), CASES[5]]
-    drawn = Sampler(rows, VOCAB).draw(x, [0, 1, 2, 3]).tolist()
+    drawn = Sampler(rows, VOCAB).draw(x, [0, 1, 2, 3]).tokens.tolist()
     best = mx.argmax(x, axis=-1).tolist()
     assert drawn[0] == best[0]
     assert drawn[2] == best[2]
@@ -80,8 +81,12 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
     """The same row draws the same token in any place of any batch."""
     x = logits(3)
     row, other = RowSampling(1.0, 0.9, 0, 0.0, 99), RowSampling(1.4, 1.0, 7, 0.0, 5)
-    alone = Sampler([row], VOCAB).draw(mx.array([x]), [17]).tolist()[0]
-    batch = Sampler([other, row, other], VOCAB).draw(mx.array([logits(1), x, logits(2)]), [3, 17, 4]).tolist()
+    alone = Sampler([row], VOCAB).draw(mx.array([x]), [17]).tokens.tolist()[0]
+    batch = (
+        Sampler([other, row, other], VOCAB)
+        .draw(mx.array([logits(1), x, logits(2)]), [3, 17, 4])
+        .tokens.tolist()
+    )
     assert batch[1] == alone
 
 
@@ -90,7 +95,7 @@ def test_positions_and_seeds_give_different_noise() -> None:
     rows = [RowSampling(1.0, 1.0, 0, 0.0, seed) for seed in range(50)]
     flat = mx.zeros((50, VOCAB))
     sampler = Sampler(rows, VOCAB)
-    drawn = [tuple(sampler.draw(flat, [p] * 50).tolist()) for p in range(20)]
+    drawn = [tuple(sampler.draw(flat, [p] * 50).tokens.tolist()) for p in range(20)]
     assert len(set(drawn)) == 20
     assert len(set(zip(*drawn, strict=True))) == 50
 
@@ -101,3 +106,90 @@ def test_noise_has_the_moments_of_a_gumbel_variable() -> None:
     noise = gumbel(keys, mx.arange(50_000, dtype=mx.uint32)[None])
     assert mx.mean(noise).item() == pytest.approx(0.57722, abs=0.01)
     assert mx.var(noise).item() == pytest.approx(math.pi**2 / 6, abs=0.02)
+
+
+def penalised(x: list[float], penalty: Penalty, prompt: list[int], output: list[int]) -> list[float]:
+    """The definitions, one token at a time."""
+    out = []
+    for i, value in enumerate(x):
+        if i in prompt or i in output:
+            value = value / penalty.repetition if value > 0 else value * penalty.repetition
+        value -= penalty.frequency * output.count(i) + penalty.presence * (i in output)
+        out.append(value)
+    return out
+
+
+def test_penalties_follow_their_definitions_while_rows_go_on() -> None:
+    """Over ten draws, with the host told of nothing after the first, greedy picks are the reference's."""
+    settings = [Penalty(1.3, 0.5, 0.2), Penalty(), Penalty(1.0, 0.0, 3.0)]
+    prompts, outputs = [[1, 2, 3], [4], [5]], [[7, 7, 9], [], []]
+    rows = [RowSampling(0.0, 1.0, 0, 0.0, 1, penalty=p) for p in settings]
+    histories = [History(p, list(o)) for p, o in zip(prompts, outputs, strict=True)]
+    sampler = Sampler(rows, VOCAB, histories)
+    last = mx.array([9, 4, 5], dtype=mx.uint32)
+    for step in range(10):
+        x = [logits(100 + step) for _ in rows]
+        positions = [len(o) for o in outputs]
+        drawn = sampler.draw(mx.array(x), positions, last)
+        last = drawn.tokens
+        for i, token in enumerate(last.tolist()):
+            wanted = penalised(x[i], settings[i], prompts[i], outputs[i])
+            assert token == wanted.index(max(wanted)), (step, i)
+            outputs[i].append(token)
+
+
+def test_a_token_that_the_host_has_not_read_counts_once() -> None:
+    """A sampler made while a step is in flight counts that step's token, and only once."""
+    row = RowSampling(0.0, 1.0, 0, 0.0, 1, penalty=Penalty(1.0, 0.0, 0.6))
+    x = [0.0] * VOCAB
+    x[3], x[4] = 1.0, 0.5
+    read = Sampler([row], VOCAB, [History([1], [3])]).draw(mx.array([x]), [1], mx.array([3], dtype=mx.uint32))
+    unread = Sampler([row], VOCAB, [History([1], [])]).draw(
+        mx.array([x]), [1], mx.array([3], dtype=mx.uint32)
+    )
+    fresh = Sampler([row], VOCAB, [History([3], [])]).draw(mx.array([x]), [0], mx.array([3], dtype=mx.uint32))
+    assert [d.tokens.item() for d in (read, unread, fresh)] == [4, 4, 3]
+
+
+def test_logit_bias_and_banned_ids() -> None:
+    """A bias decides, a banned id is never drawn, and log-probabilities stay the model's own."""
+    x = mx.array([logits(5), logits(5)])
+    rows = [
+        RowSampling(0.0, 1.0, 0, 0.0, 1, bias={11: 100.0}, logprobs=True),
+        RowSampling(1.0, 1.0, 0, 0.0, 2, logprobs=True),
+    ]
+    best = int(mx.argmax(x[1]).item())
+    drawn = Sampler(rows, VOCAB).draw(x, [0, 0], None, [(1, [i for i in range(VOCAB) if i != 9])])
+    assert drawn.tokens.tolist() == [11, 9]
+    assert drawn.chosen is not None
+    reference = x[0] - mx.logsumexp(x[0])
+    assert drawn.chosen.tolist() == pytest.approx([reference[11].item(), reference[9].item()], abs=1e-5)
+    assert int(mx.argmax(x[1]).item()) == best
+
+
+def test_xtc_drops_all_but_the_least_likely_top_choice() -> None:
+    """At probability 1 the top choices but one are gone; at 0.5 that happens about half of the time."""
+    x = [-20.0] * VOCAB
+    x[1], x[2], x[3] = 3.0, 2.5, 2.0  # 0.51, 0.31, 0.19
+    always = RowSampling(1.0, 1.0, 0, 0.0, 1, xtc_probability=1.0, xtc_threshold=0.15)
+    drawn = Sampler([always] * 200, VOCAB).draw(mx.array([x] * 200), list(range(200))).tokens.tolist()
+    assert set(drawn) == {3}
+    half = RowSampling(1.0, 1.0, 0, 0.0, 1, xtc_probability=0.5, xtc_threshold=0.15)
+    drawn = Sampler([half] * 2000, VOCAB).draw(mx.array([x] * 2000), list(range(2000))).tokens.tolist()
+    assert drawn.count(3) / 2000 == pytest.approx(0.5 + 0.5 * 0.186, abs=0.05)
+
+
+def test_top_logprobs_against_a_float64_reference() -> None:
+    """Chosen and largest log-probabilities, in descending order, to 1e-5."""
+    x = [logits(i) for i in range(3)]
+    rows = [RowSampling(0.0, 1.0, 0, 0.0, 1, logprobs=True, top_logprobs=n) for n in (0, 3, 5)]
+    drawn = Sampler(rows, VOCAB).draw(mx.array(x), [0, 0, 0])
+    assert drawn.chosen is not None
+    assert drawn.top is not None
+    assert drawn.top_ids is not None
+    for i, values in enumerate(x):
+        normaliser = math.log(sum(math.exp(v) for v in values))
+        order = sorted(range(VOCAB), key=lambda t: -values[t])[:5]
+        assert drawn.top_ids[i].tolist() == order
+        assert drawn.top[i].tolist() == pytest.approx([values[t] - normaliser for t in order], abs=1e-5)
+        assert drawn.chosen[i].item() == pytest.approx(values[order[0]] - normaliser, abs=1e-5)
