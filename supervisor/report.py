@@ -97,7 +97,7 @@ def _member_status(member: Member, now: float) -> dict[str, Any]:
 
 
 def _frontend_status(frontend: Frontend, now: float) -> dict[str, Any]:
-    return _member_status(frontend, now)
+    return _member_status(frontend, now) | {"remote_endpoint": frontend.remote_endpoint}
 
 
 def _replica_status(replica: Replica, now: float) -> dict[str, Any]:

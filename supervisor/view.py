@@ -60,7 +60,7 @@ class View:
             out(f"Serving on {state.url} after {duration(time.monotonic() - self._began)}. Try:")
             out(example(state.url, model))
         else:
-            out(f"Serving on {state.url}: no model yet, until a machine joins.")
+            out(f"Serving on {state.url} with no model until a machine joins.")
         out("`mlxhost ctl status` shows the fleet; Ctrl-C stops it.")
 
     def close(self) -> None:

@@ -128,7 +128,8 @@ class Uplink:
         )
 
     def _fail(self, reason: str) -> None:
-        self._core.fatal = self._core.fatal or UserError(f"cannot join: {reason}")
+        what = "may serve no longer" if self._was_joined else "cannot join"
+        self._core.fatal = self._core.fatal or UserError(f"{what}: {reason}")
         self._core.changes.notify()
 
     def _send(self, message: msgspec.Struct) -> None:

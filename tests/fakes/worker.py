@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import zmq
 from mlxhost.wire import control, data, sockets, version
 from mlxhost.wire.boot import Boot, read_boot
 from mlxhost.wire.codec import decode, encode
+from mlxhost.wire.curve import KeyPair
+from mlxhost.wire.dial import Change, Dialer
 from mlxhost.wire.errors import DecodeError
 from mlxhost.worker.card import model_card
 
@@ -101,6 +104,7 @@ class FakeWorker:
         self.context = zmq.Context()
         self.control = self.dealer(boot.control)
         self.data: dict[str, zmq.Socket[bytes]] = {}  # by endpoint
+        self.dialers: dict[str, Dialer] = {}  # of frontends on another machine, by endpoint
         self.rows: dict[tuple[str, int], Row] = {}
         self.queue: deque[tuple[str, int]] = deque()
         self.emitted = self.step = self.tick = self.last_seq = 0
@@ -313,14 +317,42 @@ class FakeWorker:
 
     def on_fleet(self, fleet: control.Fleet) -> None:
         live = {f.endpoint for f in fleet.frontends}
-        for endpoint in live - self.data.keys():
-            self.data[endpoint] = self.dealer(endpoint)
-            self.send_out(endpoint, self.out([], [], [], []))
+        for frontend in fleet.frontends:
+            endpoint = frontend.endpoint
+            if frontend.public_key and endpoint not in self.dialers:
+                self.dialers[endpoint] = self.dialer(frontend)
+            elif not frontend.public_key and endpoint not in self.data:
+                self.data[endpoint] = self.dealer(endpoint)
+                self.send_out(endpoint, self.out([], [], [], []))
+        for endpoint in self.dialers.keys() - live:
+            self.dialers.pop(endpoint).close()
+            self.drop(endpoint)
         for endpoint in self.data.keys() - live:
-            self.data.pop(endpoint).close(linger=0)
-            for key in [k for k in self.rows if k[0] == endpoint]:
-                del self.rows[key]
-            self.queue = deque(k for k in self.queue if k in self.rows)
+            self.drop(endpoint)
+
+    def dialer(self, frontend: control.FleetFrontend) -> Dialer:
+        boot = self.boot
+        keys = KeyPair(boot.curve_public, boot.curve_secret)
+        name = partial(sockets.identity, boot.slot, boot.epoch)
+        return Dialer(self.context, frontend.endpoint, keys, frontend.public_key, name)
+
+    def pump_dialers(self) -> None:
+        """Follow the connections to frontends on another machine."""
+        for endpoint, dialer in self.dialers.items():
+            while (change := dialer.pump()) is not Change.NOTHING:
+                if change is Change.UP:
+                    self.data[endpoint] = dialer.socket
+                    self.send_out(endpoint, self.out([], [], [], []))
+                elif change is Change.DOWN:
+                    self.drop(endpoint)
+
+    def drop(self, endpoint: str) -> None:
+        """Nobody reads this frontend's rows any more."""
+        if socket := self.data.pop(endpoint, None):
+            socket.close(linger=0)
+        for key in [k for k in self.rows if k[0] == endpoint]:
+            del self.rows[key]
+        self.queue = deque(k for k in self.queue if k in self.rows)
 
     def on_control(self, message: Any) -> None:
         match message:
@@ -372,7 +404,8 @@ class FakeWorker:
         beat = control.Heartbeat(busy, self.load(), 20_000_000, len(self.rows), mode)
         self.control.send_multipart(encode(beat))
         for endpoint in self.data:
-            if not busy or not any(key[0] == endpoint for key in self.rows):
+            here = any(key[0] == endpoint for key in self.rows)
+            if not busy or not here or endpoint in self.dialers:
                 self.send_out(endpoint, self.out([], [], [], []))
 
     def drain_sockets(self, timeout_ms: float) -> None:
@@ -397,6 +430,7 @@ class FakeWorker:
         while self.stopping is None or (self.rows and time.monotonic() < self.stopping):
             wait = max(0.0, next_step - time.monotonic()) if self.rows else 0.05
             self.drain_sockets(min(wait, 0.05) * 1000)
+            self.pump_dialers()
             self.admit()
             if self.rows and self.mode == "running" and time.monotonic() >= next_step:
                 next_step = time.monotonic() + self.script.step_ms / 1000

@@ -75,7 +75,7 @@ class Up:
         }
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, str(ENTRY), "up", "--models", models, "--port", str(port), *options],
+            [*self.prefix, sys.executable, str(ENTRY), *self.command(models, port), *options],
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if output is None else output,
@@ -85,6 +85,15 @@ class Up:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def prefix(self) -> list[str]:
+        """What to run it under, such as another network namespace."""
+        return []
+
+    def command(self, models: str, port: int) -> list[str]:
+        """The subcommand and what it always needs."""
+        return ["up", *(["--models", models] if models else []), "--port", str(port)]
 
     def _read(self) -> None:
         if self.process.stdout is not None:
