@@ -232,10 +232,13 @@ class Link(threading.Thread):
         """Follow the connection to a frontend on another machine."""
         while (change := peer.pump()) is not Change.NOTHING:
             if change is Change.UP:
+                peer.told = ""
                 log.info("connected to the frontend at %s", peer.endpoint)
                 self._announce(peer)
                 continue
-            log.warning("no connection to the frontend: %s", peer.reason)
+            if peer.reason != peer.told:
+                peer.told = peer.reason  # once, not at every attempt
+                log.warning("no connection to the frontend: %s", peer.reason)
             if change is Change.DOWN:
                 self._forget_rows(peer.endpoint)
 

@@ -65,6 +65,7 @@ class RemotePeer(Peer):
     def __init__(self, dialer: Dialer) -> None:
         super().__init__(dialer.endpoint, dialer.socket)
         self._dialer = dialer
+        self.told = ""  # the last reason for having no connection that was logged
 
     @property
     def socket(self) -> "zmq.Socket[bytes] | None":

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mlxhost.frontend.errors import CardError
-from mlxhost.frontend.text.store import file_name, matches
+from mlxhost.frontend.text.store import file_name, matches, read_regular
 from mlxhost.wire.control import ModelCard
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class CardFiles:
         if self._store and (kept := matches(file_name(self._store, expected), expected)) is not None:
             return kept
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError as error:
             raise CardError(f"{path}: {error.strerror}") from None
         if hashlib.sha256(data).hexdigest() != expected:

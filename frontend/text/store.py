@@ -5,9 +5,11 @@ cache/cards/<sha256>    a file, checked before it gets that name
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -20,6 +22,7 @@ from mlxhost.wire.control import CardFile, ModelCard, Reply
 OPERATION = "card_file"
 CALL_S = 20.0  # for one piece of a file
 MAX_FILE_BYTES = 256 * 1024 * 1024
+MAX_FILES = 16
 
 # (operation, arguments, deadline in seconds) -> reply, or TimeoutError
 Call = Callable[[str, dict[str, Any], float], Awaitable[Reply]]
@@ -32,10 +35,20 @@ def file_name(directory: Path, sha256: str) -> Path:
     return directory / sha256
 
 
+def read_regular(path: Path) -> bytes:
+    """The content of a file. Raises OSError, also for what is no regular file: a path that another machine
+    names may be anything here, and a device never ends."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise OSError(errno.EINVAL, "not a file that belongs to a model")
+        return file.read()
+
+
 def matches(path: Path, sha256: str) -> bytes | None:
     """The content of `path` if it is the one wanted."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError:
         return None
     return data if hashlib.sha256(data).hexdigest() == sha256 else None
@@ -50,6 +63,8 @@ class CardStore:
 
     async def ensure(self, card: ModelCard) -> None:
         """Fetch what neither the card's directory nor the store has. Raises CardError."""
+        if len(card.files) > MAX_FILES:
+            raise CardError(f"a model card lists {len(card.files)} files; at most {MAX_FILES} are read")
         loop = asyncio.get_running_loop()
         for file in await loop.run_in_executor(self._executor, self._missing, card):
             data = await self._fetch(file)

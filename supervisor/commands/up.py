@@ -163,10 +163,11 @@ def _listen(args: argparse.Namespace) -> str:
     from mlxhost.wire.curve import parse_endpoint
 
     try:
-        if args.listen:
-            parse_endpoint(args.listen)
+        host = parse_endpoint(args.listen)[0] if args.listen else ""
     except ValueError as error:
         raise UsageError(f"--listen: {error}") from None
+    if host in ("0.0.0.0", "::", "*") and not args.advertise:
+        raise UsageError(f"--listen {args.listen} takes every address; --advertise says which one to dial")
     if args.advertise and not args.listen:
         raise UsageError("--advertise says how to reach --listen, which is not given")
     return str(args.listen)

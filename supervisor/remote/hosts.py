@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from mlxhost.supervisor.clock import PAUSE_SECONDS
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import UserError
 from mlxhost.supervisor.handshake import Expected, refuse
@@ -255,10 +256,15 @@ class Hosts:
                 host.cut_at = time.monotonic()
 
     async def _keep_time(self) -> None:
-        checked = 0.0
+        checked, last = 0.0, time.monotonic()
         while True:
             await asyncio.sleep(self._core.timing.tick_s)
             now = time.monotonic()
+            if now - last > self._core.timing.tick_s + PAUSE_SECONDS:
+                # This process was stopped and heard no one: blame no one for that.
+                for host in self._hosts.values():
+                    host.heard_at += now - last
+            last = now
             if now - checked >= ALLOWLIST_SECONDS:
                 checked = now
                 self._reload()

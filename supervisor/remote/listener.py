@@ -38,7 +38,10 @@ class RemoteListener:
             port = bind_tcp(self._socket, endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise UserError(f"--listen {endpoint}: {error.strerror}") from None
+            raise UserError(
+                f"--listen {endpoint}: {error.strerror}; HOST must be a numeric address of this machine, and "
+                "PORT free (0 takes any free one)"
+            ) from None
         self.endpoint = tcp_endpoint(advertise or parse_endpoint(endpoint)[0], port)
 
     def send(self, peer: bytes, message: msgspec.Struct) -> bool:

@@ -159,7 +159,7 @@ class Guest:
             "pid": 1,
             "token": self.token,
         }
-        self.socket.send_multipart(encode(control.Hello(**(known | fields))))  # type: ignore[arg-type]
+        self.socket.send_multipart(encode(control.Hello(**(known | fields))))
         assert self.socket.poll(5000), "no answer to HELLO"
         return decode(self.socket.recv_multipart())[0]
 
@@ -188,7 +188,7 @@ def test_a_machine_cannot_speak_for_another(here: Path, fleet: Fleet) -> None:
     for n, slot in enumerate(("host/other", "other:m/0", "frontend/0"), start=1):
         with Guest(here, fleet.endpoint, sockets.identity(slot, 7)) as guest:
             guest.socket.send_multipart(encode(control.HostReport([])))
-            wait_for(lambda n=n: fleet.refused("slot") == n)  # type: ignore[misc]
+            wait_for(lambda n=n: fleet.refused("slot") == n)
     with Guest(here, data_endpoint, sockets.identity("other:m/0", 7)) as guest:
         out = data.Out(7, 0, data.Load(), [], [], [], [])
         guest.socket.send_multipart(encode(out))
@@ -200,6 +200,31 @@ def test_listening_needs_keys(here: Path, llama: Path) -> None:
     with Fleet(here, f"m={llama}") as up:
         assert up.exit_code() == 1
         assert "mlxhost keys new NAME" in up.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--listen", "192.0.2.1:80"], "tcp://HOST:PORT"),
+        (["--listen", "tcp://0.0.0.0:0"], "--advertise"),
+        (["--advertise", "fleet.example"], "--listen"),
+        ([], "--models"),
+    ],
+)
+def test_options_that_make_no_sense(here: Path, llama: Path, options: list[str], says: str) -> None:
+    """A wrong address, a wildcard without a name to dial, a name without an address: usage errors."""
+    models = ["--models", str(llama)] if options else []
+    done = mlxhost(here, "up", *models, "--port", "0", *options)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_an_address_of_another_machine(here: Path) -> None:
+    """Binding what is not ours is one clear message."""
+    new_bundle(here)
+    done = mlxhost(here, "up", "--port", "0", "--listen", "tcp://192.0.2.1:0")
+    assert done.returncode == 1
+    assert "numeric address of this machine" in done.stderr
 
 
 def test_keys_are_private_and_a_bundle_must_be(here: Path, tmp_path: Path, llama: Path) -> None:
