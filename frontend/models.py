@@ -37,11 +37,13 @@ class ModelTable:
         self.fleet = Fleet(version=0, frontends=[], models=[])
         self._known = False  # no FLEET yet, so nothing can be said about any name
         self._by_name: dict[str, FleetModel] = {}
+        self._lengths: dict[str, int] = {}
 
     def update(self, fleet: Fleet) -> None:
         """Take over a newer FLEET. A model's own name beats another's alias, an alias a directory name."""
         self.fleet, self._known = fleet, True
         self._by_name = {}
+        self._lengths = {model.name: max_model_len(model) for model in fleet.models}
         for model in fleet.models:
             self._by_name.setdefault(model.name, model)
         for model in fleet.models:
@@ -70,6 +72,10 @@ class ModelTable:
         if model.card is None or not any(r.state == READY for r in model.replicas):
             raise not_ready(model)
         return model
+
+    def max_model_len(self, model: FleetModel) -> int:
+        """`max_model_len` of a model of the present fleet, without a look at each replica."""
+        return self._lengths.get(model.name, 0)
 
     def live_replicas(self) -> Iterator[tuple[FleetModel, FleetReplica]]:
         """Every replica whose process is alive, ready or not."""

@@ -16,7 +16,6 @@ from mlxhost.frontend.hints import hints_of
 from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import log_key, services_of
 from mlxhost.frontend.http.sse import DONE, EventStream, event
-from mlxhost.frontend.models import max_model_len
 from mlxhost.frontend.openai.errors import error_object
 from mlxhost.frontend.openai.format import Answer, Format, Whole
 from mlxhost.frontend.openai.plan import check_stop_ids, row_specs
@@ -62,7 +61,7 @@ async def prepare(http: web.Request, kind: type[RequestT]) -> Prepared[RequestT]
         raise InternalError(f"The model {model.name!r} is ready but has told nothing about its tokenizer")
     text = await services.texts.get(model.card)
     check_stop_ids(body, text.vocab_size)
-    return Prepared(http, services, body, model, text, max_model_len(model))
+    return Prepared(http, services, body, model, text, services.table.max_model_len(model))
 
 
 async def serve(

@@ -86,11 +86,13 @@ def asked(url: str, **fields: Any) -> "Future[Answer]":
     return answer
 
 
-def stream(url: str, path: str, body: dict[str, Any]) -> Generator[tuple[float, Any], None, None]:
+def stream(
+    url: str, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> Generator[tuple[float, Any], None, None]:
     """(seconds since the request, event) as they come. Closing the iterator drops the connection."""
     start = time.monotonic()
     with _connection(url) as connection:
-        connection.request("POST", path, json.dumps(body | {"stream": True}).encode())
+        connection.request("POST", path, json.dumps(body | {"stream": True}).encode(), headers or {})
         response = connection.getresponse()
         assert response.status == 200, response.read()
         while line := response.readline():
