@@ -1,5 +1,6 @@
 """Fleet state as lines of the start-up view. Pure."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ def _row(label: str, replica: Replica, now: float) -> Row:
         case State.READY | State.DRAINING | State.DRAINED:
             return Row(label, replica.state.value, None, ready_detail(replica))
         case State.BACKOFF:  # why is told by an event
-            return Row(label, "waiting to restart")
+            return Row(label, "ended" if math.isinf(replica.restart_at) else "waiting to restart")
         case State.FAILED:  # why is told by the final message
             return Row(label, "failed")
         case State.UNLOADED:
