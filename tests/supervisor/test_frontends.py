@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,35 +33,39 @@ def frontends(up: Up) -> dict[str, dict[str, int]]:
 
 def test_connections_are_shared_out(up: Up) -> None:
     """Of 48 streams every frontend has some and none has most; the workers have all of them, in halves."""
-    streams = [Stream(up.url(), "m", 800) for _ in range(48)]
+    streams = [Stream(up.url(), "m", 2000) for _ in range(48)]
     for stream in streams:
         stream.begun()
-    wait_for(lambda: sum(f["in_flight"] for f in frontends(up).values()) == 48, 5)
-    shares = sorted(f["in_flight"] for f in frontends(up).values())
-    assert len(shares) == FRONTENDS
-    assert shares[0] >= 4
-    assert shares[-1] <= 32
-    wait_for(lambda: sum(up.replica(f"m/{i}")["in_flight"] for i in (0, 1)) == 48, 5)
-    rows = [up.replica(f"m/{i}")["in_flight"] for i in (0, 1)]
-    assert min(rows) >= 24 - FRONTENDS  # each frontend takes its own turns
+
+    def shared() -> tuple[list[int], list[int]] | None:
+        """Rows by frontend and by worker, once all have been reported."""
+        status = up.status()
+        ours = sorted(f["in_flight"] for f in status["frontends"])
+        theirs = sorted(r["in_flight"] for r in status["models"][0]["replicas"])
+        return (ours, theirs) if sum(ours) == sum(theirs) == 48 else None
+
+    ours, theirs = wait_for(shared, 8)
+    assert len(ours) == FRONTENDS
+    assert ours[0] >= 4
+    assert ours[-1] <= 32
+    assert theirs[0] >= 24 - FRONTENDS  # each frontend takes its own turns
     for stream in streams:
         assert stream.join(60).finish == "length"
 
 
 def test_a_frontends_death_touches_its_own_streams_only(up: Up) -> None:
-    """SIGKILL: its streams break and its rows are stopped, those of the others go on; a second later it is
-    back, and connections made meanwhile are served."""
+    """SIGKILL: its streams break and its rows are stopped, those of the others go on; it is started again
+    at once, and connections made meanwhile are served."""
     streams = [Stream(up.url(), "m", 1000) for _ in range(24)]
     for stream in streams:
         stream.begun()
     wait_for(lambda: sum(f["in_flight"] for f in frontends(up).values()) == 24, 5)
     victim = max(frontends(up).values(), key=lambda f: f["in_flight"])
     os.kill(victim["pid"], signal.SIGKILL)
-    killed = time.monotonic()
     statuses = [status_of(up.url(), "m") for _ in range(12)]
     assert statuses == [200] * 12
-    wait_for(lambda: frontends(up)[str(victim["slot"])]["state"] == "ready", 5)
-    assert time.monotonic() - killed < 3.0  # a new Python process on a busy machine
+    up.line("restarting in 0.1 s")
+    wait_for(lambda: frontends(up)[str(victim["slot"])]["state"] == "ready", 10)
     outcomes = Counter(s.join(60).finish == "length" for s in streams)
     assert outcomes == {False: victim["in_flight"], True: 24 - victim["in_flight"]}
     wait_for(lambda: all(up.replica(f"m/{i}")["in_flight"] == 0 for i in (0, 1)), 5)
