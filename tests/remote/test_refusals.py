@@ -86,6 +86,7 @@ def test_wrong_token(tmp_path: Path, here: Path, fleet: Fleet, llama: Path) -> N
     assert fleet.state_of("studio:m/0") == ""
 
 
+@pytest.mark.slow
 def test_nobody_there(tmp_path: Path, here: Path, llama: Path) -> None:
     """A port that nobody listens on is an error within the connect deadline."""
     new_bundle(here)
@@ -96,6 +97,7 @@ def test_nobody_there(tmp_path: Path, here: Path, llama: Path) -> None:
     assert seconds < DEADLINE_S
 
 
+@pytest.mark.slow
 def test_a_listener_that_says_nothing(tmp_path: Path, here: Path, llama: Path) -> None:
     """Something that accepts and is silent is an error within the connect deadline."""
     new_bundle(here)

@@ -98,6 +98,7 @@ def test_a_remote_worker_that_dies_is_restarted_by_its_own_machine(tmp_path: Pat
         assert status_of(fleet.url(), "m") == 200
 
 
+@pytest.mark.slow
 def test_a_machine_whose_supervisor_is_killed_is_lost_at_once(tmp_path: Path, llama: Path) -> None:
     """Its stream ends within four seconds; requests are then told to retry, not of a model unknown."""
     bundle = new_bundle(tmp_path / "here")
@@ -149,6 +150,7 @@ def test_a_new_frontend_is_dialled(tmp_path: Path, llama: Path) -> None:
         wait_for(lambda: status_of(fleet.url(), "m") == 200, 15)
 
 
+@pytest.mark.slow
 def test_operations_reach_a_remote_model(tmp_path: Path, llama: Path) -> None:
     """drain and resume close and open it here; unload ends its process there, and load starts it again."""
     bundle = new_bundle(tmp_path / "here")
@@ -198,6 +200,7 @@ def stack() -> Iterator[ExitStack]:
         yield entered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "bound_s"), [("silence", 6.0), ("cut", 4.0)])
 def test_a_cut_ends_streams_in_time_and_a_heal_brings_the_replica_back(
     tmp_path: Path, llama: Path, stack: ExitStack, what: str, bound_s: float
