@@ -15,7 +15,7 @@ DEV_EXTRAS := [$(if $(EXTRA),$(EXTRA)$(comma))dev]
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 BIN := .venv/bin
 
-.PHONY: demo test check lint fast install dev clean
+.PHONY: demo test check lint fast fuzz install dev clean
 
 demo: install
 	$(BIN)/mlxhost up --models demo --host $(HOST) --port $(PORT)
@@ -32,6 +32,9 @@ lint: dev
 
 fast: dev
 	$(BIN)/python -m pytest -m "not slow and not demo"
+
+fuzz: dev
+	$(BIN)/python tests/fuzz/run.py --frames 1000000
 
 install: .venv/.installed
 

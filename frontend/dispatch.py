@@ -61,6 +61,7 @@ class Dispatcher:
         self.dropped: Counter[str] = Counter()  # messages that were ignored, by reason
         socket = context.socket(zmq.ROUTER)
         sockets.configure(socket)
+        socket.setsockopt(zmq.RCVHWM, sockets.OUT_HIGH_WATER_MARK)
         if endpoint.startswith("ipc://"):
             sockets.bind_ipc(socket, endpoint)
         self._socket = LoopSocket(socket, lambda frames: self.on_message(frames, self._socket))

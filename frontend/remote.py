@@ -35,6 +35,7 @@ class RemoteListener:
         self._zap.start()
         router = context.socket(zmq.ROUTER)
         sockets.configure(router)
+        router.setsockopt(zmq.RCVHWM, sockets.OUT_HIGH_WATER_MARK)
         serve_curve(router, KeyPair(where.public_key, where.secret_key))
         port = bind_tcp(router, where.endpoint)
         self.endpoint = tcp_endpoint(where.advertise or parse_endpoint(where.endpoint)[0], port)

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import zmq
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-HIGH_WATER_MARK = 10_000
+HIGH_WATER_MARK = 1_000  # messages waiting for one peer, at each end
+# OUTs waiting at a frontend from one worker: few, so that a worker notices soon and merges what waits.
+OUT_HIGH_WATER_MARK = 64
 # sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included.
 MAX_IPC_PATH = 103
 

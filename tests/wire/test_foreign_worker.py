@@ -79,5 +79,5 @@ def test_its_queue_is_bounded(tmp_path: Path) -> None:
             answers = list(pool.map(lambda p: complete(url, p, max_tokens=200), prompts))
         statuses = [a.status for a in answers]
         assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= 6
+        assert statuses.count(200) >= 4
         wait_for(lambda: complete(url, ANSWER_IDS).status == 200)
