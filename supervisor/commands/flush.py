@@ -1,4 +1,4 @@
-"""`mlxhost ctl flush`: Drop the prefix caches of a model, or of all models.
+"""`mlxhost ctl flush`: Make what a model (or all models) has cached durable, and tell how much it was.
 
 Prints what each worker says it flushed. Exit 4 when one of them could not.
 
