@@ -38,7 +38,7 @@ def test_version(tmp_path: Path) -> None:
     [
         ([], "required: COMMAND"),
         (["serve"], "invalid choice: 'serve'"),
-        (["up"], "required: --models"),
+        (["up"], "--models names no model"),
         (["up", "--models", "demo", "--port", "70000"], "'70000' is not a port (0 to 65535)"),
         (["up", "--models", "demo", "--port", "-1"], "'-1' is not a port"),
         (["up", "--models", "demo", "--routing", "fastest"], "invalid choice: 'fastest'"),
