@@ -21,7 +21,7 @@ demo: install
 	$(BIN)/mlxhost up --models demo --host $(HOST) --port $(PORT)
 
 test: dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 check: dev lint fast
 
