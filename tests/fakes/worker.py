@@ -67,6 +67,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     silent_after: int | None = None  # no more OUT, heartbeats go on
     freeze_after: int | None = None  # stop answering anything, alive
     malformed_after: int | None = None  # send a broken OUT once, go on
+    flood: int = 0  # OUTs beside each real one: foreign handles, columns that disagree, a REJECT, garbage
     duplicate_terminal: bool = False
     wrong_epoch: bool = False  # every OUT carries a foreign epoch
     late_reply_s: float = 0.0  # delay of every REPLY
@@ -298,8 +299,18 @@ class FakeWorker:
                 self.malformed = True
                 self.data[endpoint].send_multipart([encode(out)[0], b"\xc1 not msgpack"])
             self.send_out(endpoint, out)
+            if self.faulty:
+                self.flood(endpoint, self.script.flood)
             if self.script.duplicate_terminal and self.faulty and ended_keys:
                 self.send_out(endpoint, out)
+
+    def flood(self, endpoint: str, count: int) -> None:
+        foreign = self.out([1 << 31] * 50, [20] * 50, [7] * 1000, [0] * 50)
+        lopsided = self.out([1, 2, 3], [9], [1], [])
+        unasked = data.Reject(1 << 30, data.REJECT_INTERNAL, "nobody asked")
+        kinds = [encode(foreign), encode(lopsided), encode(unasked), [b"\xc1", b"\xc1"]]
+        for i in range(count):
+            self.data[endpoint].send_multipart(kinds[i % len(kinds)])
 
     def apply_faults(self) -> None:
         if self.due(self.script.die_after):
