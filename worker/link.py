@@ -94,9 +94,10 @@ class Link(threading.Thread):
         self._refusing = None
 
     def close(self, *, failure: str = "") -> None:
-        """End every open row (with an error when `failure` says one), send what is left, stop."""
+        """Send what is left and stop. Open rows end with ABORT, unless there was a `failure`: then the end of
+        this process ends them, and frontends may start them anew elsewhere."""
         self._refusing = (data.REJECT_DRAINING, failure or "the worker is shutting down")
-        self.send(None, _Close(failure))
+        self.send(None, _Close(bool(failure)))
         self.join(_CLOSE_S * 2)
 
     def _wake(self) -> None:
@@ -273,6 +274,21 @@ class Link(threading.Thread):
             return
         self.inbox.put(Arrived(peer.endpoint, add, prompt))
 
+    def _end_open_rows(self) -> None:
+        for frontend, handles in self._ledger.open_rows():
+            count = len(handles)
+            out = data.Out(
+                self._boot.epoch,
+                0,
+                self.status.load(frontend),
+                list(handles),
+                [0] * count,
+                [],
+                [int(data.Finish.ABORT)] * count,
+                detail=["the worker is shutting down"] * count,
+            )
+            self._to_frontend(self._peers[frontend], out)
+
     def _send_outbox(self) -> None:
         while self._outbox:
             frontend, message = self._outbox.popleft()
@@ -284,20 +300,8 @@ class Link(threading.Thread):
     def _to_supervisor(self, message: Struct) -> None:
         if isinstance(message, _Close):
             self._closing = True
-            finish = data.Finish.ERROR if message.failure else data.Finish.ABORT
-            for frontend, handles in self._ledger.open_rows():
-                count = len(handles)
-                out = data.Out(
-                    self._boot.epoch,
-                    0,
-                    self.status.load(frontend),
-                    list(handles),
-                    [0] * count,
-                    [],
-                    [int(finish)] * count,
-                    detail=[message.failure or "the worker is shutting down"] * count,
-                )
-                self._to_frontend(self._peers[frontend], out)
+            if not message.failed:
+                self._end_open_rows()
             return
         if isinstance(message, control.Reply) and self.status.mode != self._was_mode:
             self._beat()  # whoever reads the answer finds the fleet's state to match it
@@ -361,9 +365,9 @@ class Link(threading.Thread):
 
 
 class _Close(Struct):
-    """Last entry of the outbox; `failure` is what open rows are told."""
+    """Last entry of the outbox."""
 
-    failure: str
+    failed: bool
 
 
 def _received(dealer: "zmq.Socket[bytes]") -> list[list[bytes]]:

@@ -27,7 +27,15 @@ ALLOCATOR = {
 class WorkerProcess:
     """Start with a model, talk to it, and never leave it behind."""
 
-    def __init__(self, runtime_dir: Path, model: Path, *, ready: bool = True, **config: Any) -> None:
+    def __init__(
+        self,
+        runtime_dir: Path,
+        model: Path,
+        *,
+        ready: bool = True,
+        command: Sequence[str] = ("-m", "mlxhost.worker"),
+        **config: Any,
+    ) -> None:
         self.context = zmq.Context()
         self.control = self._router(sockets.ipc_endpoint(runtime_dir, "control"))
         self.data_endpoint = sockets.ipc_endpoint(runtime_dir, "data")
@@ -36,7 +44,7 @@ class WorkerProcess:
         self.received = 0  # data messages
         self.calls = 0
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "mlxhost.worker"],
+            [sys.executable, "-I", *command],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **ALLOCATOR},

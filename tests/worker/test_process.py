@@ -1,5 +1,6 @@
 """A real worker process over real sockets."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -160,6 +161,37 @@ def test_control_calls_are_answered_by_call_id(worker: WorkerProcess) -> None:
     assert (first.call_id, first.code, first.result["durable"]) == ("c1", "ok", True)
     assert (second.call_id, second.code) == ("c2", "unsupported")
     assert "flush" in second.message
+
+
+FAILING = """
+from mlxhost.worker import engine, main
+tick = engine.Engine.step
+def step(self):
+    if self.generated > 5:
+        raise engine.EngineFailure("the device is gone")
+    tick(self)
+engine.Engine.step = step
+main.main()
+"""
+
+
+def test_a_fatal_failure_leaves_open_rows_to_the_frontends(
+    runtime: Path, tiny_models: dict[str, Path]
+) -> None:
+    """The worker says DEAD with the reason and exits 1; its open row gets no terminal message, so that it
+    counts as lost with its worker and can be started anew."""
+    with WorkerProcess(runtime, tiny_models["llama"], command=("-c", FAILING)) as worker:
+        worker.add(1, [5, 6], 500)
+        dead = worker.expect(control.Dead)
+        assert worker.process.wait(5) == 1
+        assert (dead.code, dead.message) == ("engine", "the device is gone")
+        finishes = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                message = worker.receive(0.5)
+                finishes += message.finish if isinstance(message, data.Out) else []
+        assert len(finishes) > 3
+        assert set(finishes) == {Finish.RUNNING}
 
 
 def copy(model: Path, to: Path) -> Path:
