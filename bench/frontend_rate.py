@@ -29,7 +29,7 @@ import zmq
 from vocabulary import write_directory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.frontend_harness import Host, host
+from support.frontend_harness import Child, Host, host
 
 from mlxhost.wire import control, data, sockets
 from mlxhost.wire.codec import decode, encode
@@ -41,9 +41,8 @@ FIRST_WORD = 257  # ids below are special or single bytes
 
 @dataclass
 class Worker:
-    """One replica's data socket on one frontend, with its open rows."""
+    """One replica's data socket at one frontend, with the rows that it has from there."""
 
-    slot: str
     dealer: "zmq.Socket[bytes]"
     handles: list[int] = field(default_factory=list)
     step: int = 0
@@ -140,8 +139,11 @@ class Bench:
         self.args = args
         self.rng = random.Random(3)
         self.context = sockets.new_context(zmq.Context)
-        self.frontends = [playing.start_frontend()]
-        self.workers = [self._dial(f"bench/{i}") for i in range(args.workers)]
+        self.frontends, urls = [], []
+        for _ in range(args.frontends):
+            self.frontends.append(playing.start_frontend())
+            urls.append(playing.url)
+        self.workers = [self._dial(f, f"bench/{i}") for f in self.frontends for i in range(args.workers)]
         replicas = [
             control.FleetReplica(f"bench/{i}", i, 1, "ready", 1 << 21, 1 << 30, 4096, 4096, ["generate"])
             for i in range(args.workers)
@@ -149,18 +151,19 @@ class Bench:
         card = model_card(directory)
         playing.models["bench"] = control.FleetModel("bench", [], replicas, "round-robin", card)
         playing.publish()
-        playing.ready("bench")
+        for playing.url in urls:
+            playing.ready("bench")
         self.pids = [f.process.pid for f in self.frontends]
         if args.pin:
             for pid in self.pids:
-                for thread in os.listdir(f"/proc/{pid}/task"):
+                for thread in os.listdir(f"/proc/{pid}/task"):  # zmq's own threads, too
                     os.sched_setaffinity(int(thread), {0})
             os.sched_setaffinity(0, set(range(1, os.cpu_count() or 1)) or {0})
         self.poll = select.epoll()
         self.clients: dict[int, Client] = {}
         self.ids: list[list[int]] = []  # of each kept stream
         for i in range(args.streams):
-            client = Client(playing.url, keep=i == 0)
+            client = Client(urls[i % len(urls)], keep=i == 0)
             self.clients[client.sock.fileno()] = client
             self.poll.register(client.sock, select.EPOLLIN)
         end = time.monotonic() + 30
@@ -172,20 +175,20 @@ class Bench:
             self._read(0.01)
         # Zipf: the token of rank r comes with probability 1/r.
         size = args.vocabulary - FIRST_WORD
-        count = self.args.streams // self.args.workers
+        count = self.args.streams // len(self.workers)
         self.steps = [
             [FIRST_WORD + int(size ** self.rng.random()) - 1 for _ in range(count)] for _ in range(2048)
         ]
 
-    def _dial(self, slot: str) -> Worker:
-        hello = self.frontends[0].hello
+    def _dial(self, frontend: Child, slot: str) -> Worker:
+        hello = frontend.hello
         assert hello is not None
         dealer = self.context.socket(zmq.DEALER)
         sockets.configure(dealer)
         dealer.setsockopt(zmq.IDENTITY, sockets.identity(slot, 1))
         dealer.connect(hello.endpoint)
         dealer.send_multipart(encode(data.Out(1, 0, data.Load(), [], [], [], [])))
-        return Worker(slot, dealer)
+        return Worker(dealer)
 
     def run(self, seconds: float) -> Run:
         """Move tokens for that long, and wait for those on their way."""
@@ -244,6 +247,7 @@ def main() -> None:
     )
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1, help="replicas")
+    parser.add_argument("--frontends", type=int, default=1, help="served by the same replicas")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, default=150_000)
