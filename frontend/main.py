@@ -48,6 +48,7 @@ def main() -> int:
     except ParentGone:
         return _PARENT_GONE
     sockets.process_dies_with_parent(boot.parent)
+    sockets.allow_many_files()
     logs.set_up(boot.slot)
     try:
         asyncio.run(Frontend(boot).run())

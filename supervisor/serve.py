@@ -21,11 +21,12 @@ from mlxhost.supervisor.settings import Settings
 from mlxhost.supervisor.shutdown import shut_down
 from mlxhost.supervisor.signals import stop_signals
 from mlxhost.supervisor.state import State, new_fleet
-from mlxhost.wire.sockets import ipc_endpoint
+from mlxhost.wire.sockets import allow_many_files, ipc_endpoint
 
 
 def serve(settings: Settings, listener: socket.socket, events: Events) -> None:
     """Run the fleet until a signal ends it. Raises UserError when it cannot start or go on."""
+    allow_many_files()
     listen(listener)
     listeners = share(listener, settings.frontends)
     rundir = RunDir.create()

@@ -3,9 +3,11 @@
 ROUTER_MANDATORY is on (an unknown peer is otherwise dropped in silence), LINGER and MAXMSGSIZE are bounded.
 """
 
+import contextlib
 import hashlib
 import os
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +18,7 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HIGH_WATER_MARK = 1_000  # messages waiting for one peer, at each end
 # OUTs waiting at a frontend from one worker: few, so that a worker notices soon and merges what waits.
 OUT_HIGH_WATER_MARK = 64
+MAX_FILES = 65_536
 # sun_path holds 104 bytes on macOS and 108 on Linux, the closing NUL included.
 MAX_IPC_PATH = 103
 
@@ -78,6 +81,16 @@ def bind_ipc(socket: "zmq.Socket[Any]", endpoint: str) -> None:
         os.chmod(endpoint.removeprefix("ipc://"), 0o600)
     finally:
         os.umask(previous)
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files, which its children inherit: one stream or peer takes one or
+    two, and the usual limit is 256 (macOS) or 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a second, lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def process_dies_with_parent(parent: int = 0) -> None:

@@ -1,7 +1,10 @@
 """Identities, socket files and boot lines."""
 
 import os
+import resource
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,18 @@ def test_parent_gone_before_the_boot_line() -> None:
     with pytest.raises(ParentGone):
         read_boot(read)
     os.close(read)
+
+
+def test_files_are_limited_by_the_hard_limit_only() -> None:
+    """A process that starts with few open files allowed raises its own limit, and its children's."""
+    code = (
+        "import resource, subprocess, sys; from mlxhost.wire import sockets\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "sockets.allow_many_files()\n"
+        "told = 'import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])'\n"
+        "sys.exit(subprocess.run([sys.executable, '-c', told]).returncode)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = sockets.MAX_FILES if hard == resource.RLIM_INFINITY else min(sockets.MAX_FILES, hard)
+    assert 64 < int(done.stdout) <= most
