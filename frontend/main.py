@@ -20,6 +20,7 @@ from aiohttp import web
 from mlxhost.frontend import logs
 from mlxhost.frontend.control import ControlLink
 from mlxhost.frontend.dispatch import Dispatcher, data_endpoint
+from mlxhost.frontend.garbage import Garbage
 from mlxhost.frontend.gate import Gate, RequestIds
 from mlxhost.frontend.http.app import build_app
 from mlxhost.frontend.http.sse import KeepAlive
@@ -144,9 +145,11 @@ class Frontend:
 
 
 async def _beat(link: ControlLink, gate: Gate, dispatcher: Dispatcher, interval_s: float) -> None:
+    garbage = Garbage()
     while True:
         link.heartbeat(gate.in_flight)
         dispatcher.tick()
+        garbage.tick(gate.in_flight)
         await asyncio.sleep(interval_s)
 
 
