@@ -8,6 +8,7 @@ from support.dispatch_bench import SPEC, Bench, bench, fleet, until
 
 from mlxhost.frontend import dispatch
 from mlxhost.frontend.errors import ApiError, InternalError, ShuttingDown, Unavailable, WorkerLost
+from mlxhost.frontend.rows import Row
 from mlxhost.wire import data
 from mlxhost.wire.codec import encode
 from mlxhost.wire.control import Fleet
@@ -307,5 +308,43 @@ def test_unknown_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for epoch in range(4):
             made.peer("x/0", epoch)
         await until(lambda: made.dispatcher.dropped["unknown_peer"] == 2)
+
+    bench(body)
+
+
+def test_an_error_in_a_stream_ends_that_row_only() -> None:
+    """A sink that raises ends its row with a 500 and an ABORT to the worker; the other row of the OUT gets
+    its ids, and a handler that is not waiting finds them in the row."""
+
+    async def body(made: Bench) -> None:
+        made.dispatcher.on_fleet(fleet((0, 1, "ready")))
+        peer = made.peer()
+        (bad_call, bad), (call, row) = await made.row(), await made.row()
+        for _ in range(2):
+            await peer.receive()
+        got: list[int] = []
+
+        def fails(_row: Row, _ids: list[int]) -> bool:
+            raise ValueError("a bug")
+
+        def takes(_row: Row, ids: list[int]) -> bool:
+            got.extend(ids)
+            return True
+
+        bad_call.sink, call.sink = fails, takes
+        peer.out((bad.handle, [1], 0), (row.handle, [2], 0))
+        await until(lambda: row.tokens == [2])  # nobody waits for news yet
+        row.take()
+        await call.news()
+        await bad_call.news()
+        waiting = [asyncio.ensure_future(c.news()) for c in (bad_call, call)]
+        await asyncio.sleep(0)
+        peer.out((bad.handle, [3], 0), (row.handle, [4], 0))
+        await until(lambda: got == [4])
+        assert await waiting[0] == [bad]
+        assert isinstance(bad.error, InternalError)
+        assert not waiting[1].done()
+        assert (await peer.receive()).rows == [(bad.handle, "the answer failed")]
+        waiting[1].cancel()
 
     bench(body)
