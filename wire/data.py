@@ -73,10 +73,12 @@ class Limits(Struct, array_like=True, frozen=True):
 
 
 class Grammar(Struct, array_like=True, frozen=True):
-    """A constraint on the output. kind: json_object, json_schema, regex, ebnf, choice, structural_tag."""
+    """A constraint on the output. kind: json_object, json_schema, regex, ebnf, choice (a JSON array of
+    strings), structural_tag. `strict`: refuse it when a part of it cannot be enforced."""
 
     kind: str
     value: str = ""
+    strict: bool = False
 
 
 class Attachment(Struct, array_like=True, frozen=True):
@@ -117,6 +119,7 @@ class Accepted(Struct, array_like=True, tag="acc"):
     handle: int
     cached_tokens: int
     max_tokens: int  # after the clamp to the room left
+    warning: str = ""  # what of its grammar cannot be enforced
 
 
 class Abort(Struct, array_like=True, tag="abt"):
@@ -168,6 +171,7 @@ REJECT_SLEEPING = "sleeping"
 REJECT_CONTEXT = "context_length_exceeded"
 REJECT_UNSUPPORTED = "unsupported"
 REJECT_INVALID = "invalid_request"
+REJECT_GRAMMAR = "invalid_grammar"
 REJECT_INTERNAL = "internal"
 
 MESSAGES: tuple[type[Struct], ...] = (Add, Accepted, Abort, Out, Reject)

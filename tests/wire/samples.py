@@ -44,7 +44,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
             cache_salt="salt",
             session_id="s1",
             adapters=["lora-a"],
-            grammar=data.Grammar("json_schema", "{}"),
+            grammar=data.Grammar("json_schema", "{}", True),
             trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             attachments=[data.Attachment("image", 5, 64, "cd" * 32, 1)],
         ),
