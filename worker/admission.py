@@ -36,18 +36,6 @@ def clamp_max_tokens(prompt_tokens: int, wanted: int | None, capacity: Capacity)
     return room if wanted is None else min(wanted, room)
 
 
-def unsupported(add: data.Add) -> str | None:
-    """What `add` asks for that this engine cannot do, if anything."""
-    checks = {
-        f"task {add.task!r}": add.task != "generate",
-        "n > 1 in one message": add.n != 1 or bool(add.siblings),
-        "grammar": add.grammar is not None,
-        "adapters": bool(add.adapters),
-        "attachments": bool(add.attachments),
-    }
-    return next((name for name, asked in checks.items() if asked), None)
-
-
 class Admission:
     """Rows that wait and the KV tokens promised to those that run."""
 

@@ -16,25 +16,24 @@ from msgspec import Struct
 
 from mlxhost.wire import control, data
 from mlxhost.wire.data import Finish
-from mlxhost.worker import prefill
-from mlxhost.worker.admission import Admission, Capacity, clamp_max_tokens, unsupported
+from mlxhost.worker.admission import Admission, Capacity
 from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch, Token
 from mlxhost.worker.emission import outs
 from mlxhost.worker.errors import EngineFailure, RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
+from mlxhost.worker.intake import row_of
 from mlxhost.worker.kv import RowKV
-from mlxhost.worker.logprobs import prompt_entries
 from mlxhost.worker.modes import STEPPING, Hold, Holds, Mode
+from mlxhost.worker.prefill import Prefill
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Key, Row
-from mlxhost.worker.sessions import MAX_ID_BYTES, Sessions
+from mlxhost.worker.sessions import Sessions
 from mlxhost.worker.threads import CpuThreads
 
 log = logging.getLogger(__name__)
 
 _TRIM_AFTER_S = 0.3  # idle time before freed memory goes back to the system
-_LOGITS_CHUNK = 128  # tokens whose logits over the whole vocabulary are held at once
 _MAX_FAILURES = 3  # steps in a row that may raise before the worker gives up
 _SLEEPING_RETRY_S = 30.0
 
@@ -81,13 +80,12 @@ class Engine:
         self._inbox = inbox
         self._outlet = outlet
         self.admission = Admission(capacity)
-        self.chunk_size = prefill.ChunkSize(max_gap_s)
+        self.prefill = Prefill(max_gap_s)
         self.holds = Holds()
         self.sessions = Sessions()
         self.calls: Calls | None = None  # set by who answers them
         self.profile: Profile | None = None
         self.batch = Batch(model, vocab_size)
-        self._prefilling: list[Row] = []
         self._rows: dict[Key, Row] = {}
         self._last_seq: dict[str, int] = {}
         self.tick = self.generated = self._failures = 0
@@ -184,22 +182,11 @@ class Engine:
 
     def _row(self, event: Arrived) -> Row:
         """The request as a row. Raises RowError when it cannot run here."""
-        add, prompt = event.add, event.prompt
         if self.holds.asleep:
             raise RowError(data.REJECT_SLEEPING, "the model sleeps until it is woken", _SLEEPING_RETRY_S)
-        if len(add.session_id.encode()) > MAX_ID_BYTES:
-            raise RowError(data.REJECT_INVALID, f"a session id has at most {MAX_ID_BYTES} bytes")
-        if asked := unsupported(add):
-            raise RowError(data.REJECT_UNSUPPORTED, f"this worker does not support {asked}")
-        if not len(prompt):
-            raise RowError(data.REJECT_INVALID, "the prompt has no tokens")
-        for token in (max(prompt), *add.sampling.logit_bias):
-            if not 0 <= token < self._vocab_size:
-                raise RowError(
-                    data.REJECT_INVALID, f"token id {token} is outside the vocabulary of {self._vocab_size}"
-                )
-        max_tokens = clamp_max_tokens(len(prompt), add.limits.max_tokens, self.admission.capacity)
-        return Row.of(event.frontend, add, prompt, self._eos_ids, max_tokens, time.monotonic())
+        return row_of(
+            event, vocab_size=self._vocab_size, eos_ids=self._eos_ids, capacity=self.admission.capacity
+        )
 
     # What operations may do, between two ticks
 
@@ -258,7 +245,7 @@ class Engine:
         while row := self.admission.admit():
             row.kv = RowKV.new(self.model)
             self._outlet.send(row.key[0], data.Accepted(row.key[1], row.cached_tokens, row.max_tokens))
-            self._prefilling.append(row)
+            self.prefill.rows.append(row)
             self._join_if_prefilled(row)
 
     def _decode(self) -> None:
@@ -289,37 +276,22 @@ class Engine:
             raise EngineFailure(f"{self._failures} decode steps in a row failed, the last with: {error}")
 
     def _prefill(self) -> None:
-        if not self._prefilling:
+        row = self.prefill.choose(time.monotonic())
+        if row is None:
             return
-        started = time.monotonic()
-        row = prefill.choose(self._prefilling, started)
-        size = min(row.to_prefill, self.chunk_size.next(self.batch.step_s if not self.batch.idle else 0.0))
-        if row.prompt_top is not None:
-            size = min(size, _LOGITS_CHUNK)
-        chunk = mx.array(list(row.prompt[row.prefilled : row.prefilled + size]), dtype=mx.uint32)
-        assert row.kv is not None
+        step_s = 0.0 if self.batch.idle else self.batch.step_s
         try:
-            logits = self.model(chunk[None], cache=row.kv.caches)[0]
-            if row.prompt_top is not None:
-                targets = row.prompt[row.prefilled + 1 : row.prefilled + size + 1]
-                row.prompt_logprobs += prompt_entries(logits, targets, row.prompt_top)
-            # Otherwise the logits are never evaluated: only what the caches need is computed.
-            mx.eval(row.kv.arrays())
+            self.prefill.run(row, self.model, step_s, self.profile)
         except Exception as error:
             log.error("a prefill chunk failed: %s", error, exc_info=error)
             self.end([row], Finish.ERROR, f"the prefill failed: {error}")
             return
-        busy_s = self.batch.step_s if not self.batch.idle else 0.0
-        self.chunk_size.learn(size, time.monotonic() - started - busy_s)
-        if self.profile is not None:
-            self.profile.lap("prefill", size)
-        row.prefilled += size
         self.tick += 1
         self._join_if_prefilled(row)
 
     def _join_if_prefilled(self, row: Row) -> None:
         if row.to_prefill == 0:
-            self._prefilling.remove(row)
+            self.prefill.rows.remove(row)
             self.batch.join(row, int(row.prompt[-1]))
 
     # Outcomes
@@ -348,8 +320,8 @@ class Engine:
             self.admission.waiting.remove(row)
             return
         self.admission.release(row)
-        if row in self._prefilling:
-            self._prefilling.remove(row)
+        if row in self.prefill.rows:
+            self.prefill.rows.remove(row)
         self.batch.leave([row])
         row.kv = None
 

@@ -213,7 +213,7 @@ class Operations:
         return {
             "max_rows": capacity.max_rows,
             "max_queued": self._max_queued,
-            "max_gap_ms": engine.chunk_size.max_gap_s * 1000,
+            "max_gap_ms": engine.prefill.chunk_size.max_gap_s * 1000,
             "settable": list(callargs.Settings.__struct_fields__),
             "mode": engine.mode,
             "paused": engine.mode in (Mode.PAUSED, Mode.PAUSING),
@@ -244,12 +244,12 @@ class Operations:
         if settings.max_queued is not None:
             self._max_queued = settings.max_queued
         if settings.max_gap_ms is not None:
-            engine.chunk_size.max_gap_s = settings.max_gap_ms / 1000
+            engine.prefill.chunk_size.max_gap_s = settings.max_gap_ms / 1000
         self._open_for(engine.admission.capacity.max_rows + self._max_queued)
         return {
             "max_rows": engine.admission.capacity.max_rows,
             "max_queued": self._max_queued,
-            "max_gap_ms": engine.chunk_size.max_gap_s * 1000,
+            "max_gap_ms": engine.prefill.chunk_size.max_gap_s * 1000,
             "kv_capacity_tokens": engine.admission.capacity.kv_tokens,
         }
 

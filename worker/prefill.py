@@ -1,44 +1,47 @@
-"""Prompts into KV caches, a chunk at a time, so that running streams never wait long.
+"""Prompts into KV caches, a chunk at a time, so that running streams never wait long. Engine thread only."""
 
-The chunk size follows the largest gap wanted between two tokens of a running stream: it is what this
-machine prefills in that time, measured as it goes.
-"""
+import time
+from typing import Any
 
-from collections.abc import Sequence
+import mlx.core as mx
 
+from mlxhost.worker.chunks import ChunkSize, choose
+from mlxhost.worker.logprobs import prompt_entries
+from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Row
 
-MIN_CHUNK = 32
-MAX_CHUNK = 2048
-_AGING_TOKENS_PER_S = 256.0
+_LOGITS_CHUNK = 128  # tokens whose logits over the whole vocabulary are held at once
 
 
-def choose(rows: Sequence[Row], now: float) -> Row:
-    """The row to prefill next: the shortest remaining prompt, a long wait counting as progress, so that a
-    long prompt is not passed over for ever."""
-    return min(rows, key=lambda r: r.to_prefill - (now - r.arrived) * _AGING_TOKENS_PER_S)
+class Prefill:
+    """Admitted rows whose context is not in their caches yet. Each has a whole RowKV of its own."""
 
+    def __init__(self, max_gap_s: float) -> None:
+        self.rows: list[Row] = []
+        self.chunk_size = ChunkSize(max_gap_s)
 
-class ChunkSize:
-    """Learns how many tokens fit the gap.
+    def choose(self, now: float) -> Row | None:
+        """The row whose chunk is next."""
+        return choose(self.rows, now) if self.rows else None
 
-    `seconds` of a chunk are split into a fixed part and a part that grows with its tokens only through the
-    ratio seen last, smoothed; the next size moves at most by a factor of 2.
-    """
+    def run(self, row: Row, model: Any, step_s: float, profile: Profile | None) -> None:
+        """One chunk of `row` through `model`, while a decode step of `step_s` seconds is in flight (0: none).
 
-    def __init__(self, max_gap_s: float, first: int = 64) -> None:
-        self.max_gap_s = max_gap_s
-        self._tokens_per_s = first / max_gap_s
-
-    def next(self, step_s: float) -> int:
-        """Tokens for the next chunk when a decode step takes `step_s` of the gap."""
-        budget = max(self.max_gap_s - step_s, self.max_gap_s / 4)
-        return max(MIN_CHUNK, min(MAX_CHUNK, int(self._tokens_per_s * budget)))
-
-    def learn(self, tokens: int, seconds: float) -> None:
-        """Take in what a whole chunk of `tokens` took."""
-        if tokens < MIN_CHUNK // 2 or seconds <= 0:
-            return
-        seen = tokens / seconds
-        bounded = min(max(seen, self._tokens_per_s / 2), self._tokens_per_s * 2)
-        self._tokens_per_s += 0.5 * (bounded - self._tokens_per_s)
+        Raises whatever the model raises; the row's caches are of no use then.
+        """
+        started = time.monotonic()
+        size = min(row.to_prefill, self.chunk_size.next(step_s))
+        if row.prompt_top is not None:
+            size = min(size, _LOGITS_CHUNK)
+        chunk = mx.array(list(row.prompt[row.prefilled : row.prefilled + size]), dtype=mx.uint32)
+        assert row.kv is not None
+        logits = model(chunk[None], cache=row.kv.caches)[0]
+        if row.prompt_top is not None:
+            targets = row.prompt[row.prefilled + 1 : row.prefilled + size + 1]
+            row.prompt_logprobs += prompt_entries(logits, targets, row.prompt_top)
+        # Otherwise the logits are never evaluated: only what the caches need is computed.
+        mx.eval(row.kv.arrays())
+        self.chunk_size.learn(size, time.monotonic() - started - step_s)
+        if profile is not None:
+            profile.lap("prefill", size)
+        row.prefilled += size

@@ -5,10 +5,10 @@ import pytest
 from mlxhost.wire import data
 from mlxhost.wire.data import Finish, Load, Out
 from mlxhost.worker.admission import Admission, Capacity, clamp_max_tokens
+from mlxhost.worker.chunks import MAX_CHUNK, MIN_CHUNK, ChunkSize, choose
 from mlxhost.worker.errors import RowError
 from mlxhost.worker.ledger import Ledger
 from mlxhost.worker.merge import merge
-from mlxhost.worker.prefill import MAX_CHUNK, MIN_CHUNK, ChunkSize, choose
 from mlxhost.worker.row import Row
 
 
