@@ -59,6 +59,7 @@ class WorkerConfig(Struct, frozen=True):
     max_queued: int = 256
     max_gap_ms: float = 250.0  # largest gap wanted between two tokens of a running stream
     cache_dir: str = ""  # where converted models are kept
+    quantised: str = "auto"  # quantised weights: keep, expand, or auto (expand on a CPU, keep elsewhere)
 
 
 class RemoteListen(Struct, frozen=True):
@@ -70,6 +71,14 @@ class RemoteListen(Struct, frozen=True):
     secret_key: str
 
 
+class ApiKey(Struct, frozen=True):
+    """An API key as frontends know it: by its hash."""
+
+    name: str
+    sha256: str  # hex, of the key's bytes
+    admin: bool = False  # whether it also opens /admin
+
+
 class FrontendConfig(Struct, frozen=True):
     """How one frontend serves. `listen_fd` is an inherited, listening TCP socket."""
 
@@ -79,6 +88,14 @@ class FrontendConfig(Struct, frozen=True):
     cache_dir: str = ""  # where fetched card files are kept
     remote: RemoteListen | None = None
     replay_wait_s: float = 30.0  # how long a request whose worker was lost may wait for another
+    admin_fd: int = -1  # an inherited, listening unix socket for /admin; -1: none
+    keys: list[ApiKey] = []  # when there are any, every route but /health and /ready needs one
+
+
+class Keys(Struct, tag="keys"):
+    """The API keys from now on, sent to frontends when they change."""
+
+    keys: list[ApiKey]
 
 
 class AllowedPeer(Struct, frozen=True):
@@ -101,6 +118,7 @@ class Init(Struct, tag="init"):
     worker: WorkerConfig | None = None
     frontend: FrontendConfig | None = None
     lease: Lease = Lease()
+    log_level: str = "info"  # debug, info, warning, error
 
 
 class Progress(Struct, tag="progress"):
@@ -301,6 +319,7 @@ MESSAGES: tuple[type[Struct], ...] = (
     Heartbeat,
     Dead,
     Lease,
+    Keys,
     Allowed,
     Fleet,
     HostReport,

@@ -26,6 +26,7 @@ _CARD = control.ModelCard(
     vocab_size=512,
     eos_ids=[2, 0],
 )
+_KEY = control.ApiKey("alice", "5e" * 32, True)
 _LEASE = control.Lease(cpu_threads=2, memory_bytes=1 << 33, cache_bytes=1 << 28, kv_bytes=1 << 32)
 
 SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
@@ -84,7 +85,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
     "init": (
         control.Init(
             heartbeat_s=1.0,
-            worker=control.WorkerConfig("demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache"),
+            worker=control.WorkerConfig("demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache", "keep"),
             frontend=control.FrontendConfig(
                 7,
                 "http://127.0.0.1:8080",
@@ -92,8 +93,11 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
                 "/cache",
                 control.RemoteListen("tcp://192.0.2.1:0", "fleet.example", "p" * 40, "s" * 40),
                 20.0,
+                8,
+                [_KEY],
             ),
             lease=_LEASE,
+            log_level="debug",
         ),
         (),
     ),
@@ -120,6 +124,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
     ),
     "frontend_ready": (control.FrontendReady("http://127.0.0.1:8080", "tcp://192.0.2.1:4711"), ()),
     "start": (control.Start(), ()),
+    "keys": (control.Keys([_KEY]), ()),
     "allowed": (control.Allowed([control.AllowedPeer("studio", "k" * 40)]), ()),
     "host_report": (
         control.HostReport(
