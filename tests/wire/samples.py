@@ -85,7 +85,9 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
     "init": (
         control.Init(
             heartbeat_s=1.0,
-            worker=control.WorkerConfig("demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache", "keep"),
+            worker=control.WorkerConfig(
+                "demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache", "keep"
+            ),
             frontend=control.FrontendConfig(
                 7,
                 "http://127.0.0.1:8080",
