@@ -42,10 +42,10 @@ def _without_client_mistakes(record: logging.LogRecord) -> bool:
     return True
 
 
-def set_level(level: int) -> int:
-    """Log this process's own events from `level` on; the level before."""
-    was = _logger.level
-    _logger.setLevel(level)
+def set_level(level: str) -> str:
+    """Log this process's own events from `level` (debug, info, warning, error) on; the level before."""
+    was = logging.getLevelName(_logger.level).lower()
+    _logger.setLevel(level.upper())
     return was
 
 

@@ -82,6 +82,7 @@ class Frontend:
         dispatcher = Dispatcher(context, endpoint, table, ordinal=_number(self._boot.slot))
         link = ControlLink(context, self._boot)
         init = await link.hello(endpoint)
+        logs.set_level(init.log_level)
         if init.frontend is None:
             raise HandshakeRefused("role", "INIT says nothing about a frontend")
         gate = Gate(lambda: link.heartbeat(gate.in_flight))

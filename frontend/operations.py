@@ -1,6 +1,5 @@
 """Control operations that a frontend answers. Each CTL gets one REPLY."""
 
-import logging
 from typing import Literal
 
 import msgspec
@@ -37,5 +36,4 @@ def _configure_logging(ctl: Ctl) -> Reply:
         level = msgspec.convert(ctl.args, Logging).level
     except msgspec.ValidationError as error:
         return Reply(ctl.call_id, "invalid", f"configure_logging: {error}")
-    was = logs.set_level(logging.getLevelNamesMapping()[level.upper()])
-    return Reply(ctl.call_id, result={"level": level, "was": logging.getLevelName(was).lower()})
+    return Reply(ctl.call_id, result={"level": level, "was": logs.set_level(level)})

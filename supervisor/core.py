@@ -55,6 +55,8 @@ class Core:
         self.cores = available_cores()
         self.changes = Changes()
         self.calls = Calls(self.send)
+        self.log_level = settings.log_level  # of processes that start
+        events.set_level(settings.log_level)
         self.serving = False  # everything asked for at the start was ready once
         self.stop_requests = 0  # SIGINT and SIGTERM; the second one is impatient
         self.fatal: BaseException | None = None
@@ -101,13 +103,13 @@ class Core:
                 self.send((slot, replica.epoch), Lease(cpu_threads=threads))
 
     def worker_config(self, replica: Replica) -> WorkerConfig:
-        settings = self.settings
+        settings, model = self.settings, replica.model.spec
         return WorkerConfig(
-            model=replica.model.name,
-            path=str(replica.model.spec.path),
-            dtype=settings.dtype,
-            context=settings.context,
-            max_rows=settings.max_rows,
+            model=model.name,
+            path=str(model.path),
+            dtype=model.dtype or settings.dtype,
+            context=model.context or settings.context,
+            max_rows=model.max_rows or settings.max_rows,
             cache_dir=self._cache_dir,
         )
 

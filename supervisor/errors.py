@@ -22,6 +22,10 @@ class UsageError(UserError):
         super().__init__(message, EXIT_USAGE)
 
 
+class ConfigError(UsageError):
+    """The configuration file, or what it points to, is wrong."""
+
+
 class ModelError(UserError):
     """A model specification that names nothing that can be served."""
 

@@ -98,7 +98,7 @@ class Inbox:
             return
         member.greeted, member.state = True, State.LOADING
         member.heard_at = time.monotonic()
-        init = control.Init(heartbeat_s=core.timing.heartbeat_s)
+        init = control.Init(heartbeat_s=core.timing.heartbeat_s, log_level=core.log_level)
         if isinstance(member, Frontend):
             member.endpoint = hello.endpoint
             init.frontend = core.frontend_config(member)

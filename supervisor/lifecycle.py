@@ -130,6 +130,7 @@ class Lifecycle:
             member.slot,
             f"lost: {reason}; restarting in {decision.delay_s:.1f} s "
             f"({decision.count} of at most {policy.max_restarts} in {policy.window_s:.0f} s)",
+            "warning",
         )
         self._core.changed()
         self._pursue_model_of(member)
@@ -139,7 +140,7 @@ class Lifecycle:
         if isinstance(member, Frontend):
             self._core.fatal = UserError(f"{member.slot} cannot run: {reason}")
         elif self._core.serving:
-            self._core.events.event(member.slot, f"failed: {reason}")
+            self._core.events.event(member.slot, f"failed: {reason}", "error")
         self._core.changed()
         self._pursue_model_of(member)
 
@@ -157,7 +158,7 @@ class Lifecycle:
         member.load_timed_out = member.state not in WAS_READY
         member.kill_reason = reason
         member.kill_at = time.monotonic() + self._core.timing.kill_s
-        self._core.events.event(member.slot, f"given up: {reason}")
+        self._core.events.event(member.slot, f"given up: {reason}", "warning")
         self._disown(member)
         member.child.signal(signal.SIGABRT)
 

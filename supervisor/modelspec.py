@@ -1,16 +1,20 @@
 """`--models` text to specifications: `demo`, `/path/to/model:2`, `alias=path`. Looks at no model files."""
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from mlxhost.supervisor.config.kinds import Choice, Texts, Whole
+from mlxhost.supervisor.config.table import option
 from mlxhost.supervisor.console import printable
 from mlxhost.supervisor.errors import UsageError
+from mlxhost.wire.policies import ROUTINGS
 
 MAX_REPLICAS = 64
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 # A slot (`name/index`) and its epoch are a ZMQ identity, which holds 255 bytes.
 MAX_NAME_BYTES = 200
 
@@ -19,22 +23,40 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What one item of `--models` asks for. `alias` is empty when the user gave none."""
+    """What one item of `--models` asks for. `alias` is empty when the user gave none, `replicas` 0.
+    `settings` are fields of Model, from the model's table in mlxhost.toml."""
 
     source: str
     alias: str = ""
-    replicas: int = 1
+    replicas: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that can be served: where its files are, and the names it answers to."""
+    """A model that can be served: where its files are, and the names it answers to.
+
+    A field made by `option` is a key of the model's table in mlxhost.toml. Where it is unset (empty, 0), the
+    fleet's setting of the same name holds.
+    """
 
     name: str
     path: Path
-    replicas: int = 1
-    aliases: tuple[str, ...] = ()
+    replicas: int = option(
+        1, Whole(1, MAX_REPLICAS), "processes that serve the model; `:N` in --models is stronger"
+    )
+    aliases: tuple[str, ...] = option(
+        (), Texts("NAMES", "a list of names"), "other names that it answers to", unset="none", live=True
+    )
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    routing: str = option(
+        "", Choice(ROUTINGS), "how a replica is chosen for a request", unset="the fleet's", live=True
+    )
+    dtype: str = option("", Choice(DTYPES), "compute dtype", unset="the fleet's")
+    context: int = option(
+        0, Whole(0, metavar="TOKENS"), "longest prompt and answer together", unset="the fleet's"
+    )
+    max_rows: int = option(0, Whole(0), "requests that one replica decodes together", unset="the fleet's")
 
 
 def parse(values: Iterable[str]) -> list[Spec]:
@@ -97,9 +119,3 @@ def settle_names(models: Sequence[Model]) -> list[Model]:
         replace(m, aliases=tuple(a for a in dict.fromkeys(m.aliases) if shared[a] == 1 and a not in names))
         for m in models
     ]
-
-
-def nearby(wanted: str, known: Iterable[str]) -> str:
-    """A sentence naming what exists that looks like `wanted`, or an empty string."""
-    close = difflib.get_close_matches(wanted, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

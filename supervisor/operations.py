@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from mlxhost.supervisor import loglevel
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.lifecycle import Lifecycle
-from mlxhost.supervisor.modelspec import nearby
+from mlxhost.supervisor.nearby import nearby
 from mlxhost.supervisor.report import shown_state, status
 from mlxhost.supervisor.state import SETTLED, Goal, Model, Replica, State
 from mlxhost.supervisor.workercalls import WorkerCalls
@@ -38,6 +39,7 @@ class Operations:
         """Do what `ctl` asks, and answer it."""
         ctl = msgspec.structs.replace(ctl, deadline_s=min(max(ctl.deadline_s, 0.0), MAX_DEADLINE_SECONDS))
         reply = await self._answer(client, ctl)
+        self._core.events.event("", f"ctl {ctl.op} {ctl.target}: {reply.code}", "debug")
         self._core.control.send(client, reply)
 
     async def _answer(self, client: bytes, ctl: Ctl) -> Reply:
@@ -48,6 +50,8 @@ class Operations:
         if not state.accepting:
             return Reply(ctl.call_id, "failed", "the fleet is stopping")
         model = state.find_model(ctl.target)
+        if ctl.op == loglevel.OPERATION:
+            return await loglevel.configure_logging(self._core, self._workers, client, ctl)
         if ctl.op == "routing" and (model or not ctl.target):
             return self._routing(ctl, model)
         if ctl.op not in self._own and (asked := self._workers.targets(ctl)) is not None:

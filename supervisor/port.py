@@ -2,13 +2,15 @@
 restart loses no connection attempt and a taken port is one clear message."""
 
 import errno
+import ipaddress
 import socket
 import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from mlxhost.supervisor.errors import PortError
+from mlxhost.supervisor.errors import PortError, UserError
 from mlxhost.supervisor.rundir import Card, running_fleets
+from mlxhost.supervisor.settings import Settings
 
 BACKLOG = 1024
 
@@ -39,6 +41,17 @@ def listen(bound: socket.socket) -> None:
         bound.listen(BACKLOG)
     except OSError as error:
         raise PortError(explain(error, host, port, running_fleets())) from None
+
+
+def check_reach(bound: socket.socket, settings: Settings) -> None:
+    """Raises UserError for an address that other machines reach without an API key."""
+    host = bound.getsockname()[0].partition("%")[0]
+    if settings.keys or settings.without_keys or ipaddress.ip_address(host).is_loopback:
+        return
+    raise UserError(
+        f"--host {settings.host} can be reached by other machines, and there is no API key: add a "
+        "[keys.NAME] table to mlxhost.toml (docs/configuration.md), or let everyone in with --without-keys"
+    )
 
 
 def share(listening: socket.socket, count: int) -> list[socket.socket]:

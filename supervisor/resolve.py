@@ -1,14 +1,15 @@
 """Specifications to models: where each one's files are. All cheap checks come before anything is fetched or
 spawned, so that a typing mistake costs no download."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mlxhost.supervisor.embedded import EMBEDDED
 from mlxhost.supervisor.errors import ModelError
 from mlxhost.supervisor.modelfiles import GGUF_SUFFIX, check_model
-from mlxhost.supervisor.modelspec import Model, Spec, is_hub_id, nearby, settle_names
+from mlxhost.supervisor.modelspec import Model, Spec, is_hub_id, settle_names
+from mlxhost.supervisor.nearby import nearby
 
 # Stands for the files of an embedded model until they are fetched.
 _UNFETCHED = Path("(embedded)")
@@ -34,10 +35,10 @@ def fetch_embedded(
 
 def _locate(spec: Spec) -> Model:
     if embedded := EMBEDDED.get(spec.source):
-        aliases = (spec.source, *embedded.aliases)
         name, defaults = spec.alias or spec.source, embedded.sampling_defaults
-        return Model(name, _UNFETCHED, spec.replicas, aliases, defaults)
+        return _made(spec, name, _UNFETCHED, (spec.source, *embedded.aliases), defaults)
     path = Path(spec.source).expanduser().absolute()
+    aliases: tuple[str, ...]
     if path.exists():
         path = path.resolve() if path.is_dir() else path
         own = path.stem if path.suffix.lower() == GGUF_SUFFIX else path.name
@@ -48,7 +49,22 @@ def _locate(spec: Spec) -> Model:
     else:
         raise ModelError(_unknown(spec.source, path))
     check_model(path)
-    return Model(spec.alias or own, path, spec.replicas, aliases)
+    return _made(spec, spec.alias or own, path, aliases, {})
+
+
+def _made(
+    spec: Spec, name: str, path: Path, aliases: tuple[str, ...], defaults: Mapping[str, float]
+) -> Model:
+    """The model, with what its table in mlxhost.toml says of it."""
+    settings = dict(spec.settings)
+    return Model(
+        name=name,
+        path=path,
+        replicas=spec.replicas or settings.pop("replicas", 1),
+        aliases=(*settings.pop("aliases", ()), *aliases),
+        sampling_defaults={**defaults, **settings.pop("sampling_defaults", {})},
+        **{key: value for key, value in settings.items() if key != "replicas"},
+    )
 
 
 def _from_hub_cache(repo: str) -> Path | None:

@@ -1,9 +1,24 @@
-"""What one `mlxhost up` was asked for: parsed once, frozen, passed down."""
+"""What one `mlxhost up` was asked for: parsed once, frozen, passed down.
+
+A field made by `option` is a setting of the fleet: it has the flag `--its-name`, the variable
+MLXHOST_ITS_NAME and the key `its_name` under [fleet] in mlxhost.toml, with one precedence (see
+supervisor.config). Adding the field adds all of them, also to `config init` and docs/configuration.md.
+"""
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mlxhost.supervisor.modelspec import Model
+from mlxhost.supervisor.config.kinds import Choice, Switch, Text, Whole
+from mlxhost.supervisor.config.table import option
+from mlxhost.supervisor.modelspec import DTYPES, Model
+from mlxhost.wire.policies import ROUTINGS
+
+if TYPE_CHECKING:
+    from mlxhost.wire.control import ApiKey  # at run time it would make `--help` slow
+
+MAX_FRONTENDS = 64
+LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +43,48 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Settings:
     models: tuple[Model, ...]
-    routing: str = "least-in-flight"
-    dtype: str = "auto"
-    context: int = 0  # tokens; 0: what the model and the memory allow
-    max_rows: int = 0  # rows decoded together by a worker; 0: the backend's default
-    frontends: int = 1
-    listen: str = ""  # tcp://HOST:PORT for machines that join; empty: none may
-    advertise: str = ""  # the host that they dial, when it is not that of `listen`
+    host: str = option(
+        "127.0.0.1", Text("HOST", "an address or name of this machine"), "address to listen on"
+    )
+    port: int = option(8080, Whole(0, 65_535, "PORT"), "port to listen on; 0 takes a free one")
+    routing: str = option(
+        "least-in-flight",
+        Choice(ROUTINGS),
+        "how a replica is chosen for a request; `ctl routing` changes it live",
+        live=True,
+    )
+    dtype: str = option("auto", Choice(DTYPES), "compute dtype; auto takes the fast one of the backend")
+    context: int = option(
+        0,
+        Whole(0, metavar="TOKENS"),
+        "longest prompt and answer together",
+        unset="what the model and the memory allow",
+    )
+    max_rows: int = option(
+        0, Whole(0), "requests that one replica decodes together", unset="what suits the backend"
+    )
+    frontends: int = option(1, Whole(1, MAX_FRONTENDS), "HTTP processes that share the port")
+    listen: str = option(
+        "",
+        Text("tcp://HOST:PORT", "tcp://HOST:PORT"),
+        "let machines with keys (`mlxhost keys`) join here; port 0 takes a free one",
+        unset="none may join",
+    )
+    advertise: str = option(
+        "",
+        Text("HOST", "an address or name"),
+        "what joining machines dial when it is not the HOST of --listen (a container, several networks)",
+        unset="the HOST of --listen",
+    )
+    without_keys: bool = option(
+        False,
+        Switch(),
+        "listen beyond this machine though there is no API key; anyone there may use the models",
+    )
+    log_level: str = option(
+        "info", Choice(LEVELS), "how much processes log; `ctl log-level` changes it live", live=True
+    )
+    keys: "tuple[ApiKey, ...]" = ()
     worker_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.worker")
     frontend_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.frontend")
     timing: Timing = Timing()

@@ -168,16 +168,19 @@ def new_fleet(
     *, name: str, url: str, routing: str, models: tuple[ModelSpec, ...], frontends: int
 ) -> FleetState:
     """A fleet with nothing running yet."""
-    state = FleetState(
+    return FleetState(
         name=name,
         url=url,
         routing=routing,
-        models={spec.name: Model(spec=spec, routing=routing, created=int(time.time())) for spec in models},
+        models={spec.name: new_model(spec, routing) for spec in models},
         frontends=[Frontend(slot=f"frontend/{i}", role="frontend") for i in range(frontends)],
     )
-    for model in state.models.values():
-        model.replicas = [
-            Replica(slot=f"{model.name}/{i}", role="worker", model=model, index=i)
-            for i in range(model.spec.replicas)
-        ]
-    return state
+
+
+def new_model(spec: ModelSpec, routing: str) -> Model:
+    """A model that nothing runs of yet. `routing` is the fleet's policy, for a model without its own."""
+    model = Model(spec=spec, routing=spec.routing or routing, created=int(time.time()))
+    model.replicas = [
+        Replica(slot=f"{spec.name}/{i}", role="worker", model=model, index=i) for i in range(spec.replicas)
+    ]
+    return model

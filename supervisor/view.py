@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mlxhost.supervisor.console import duration, err, out, printable
 from mlxhost.supervisor.liveview import LiveBlock
 from mlxhost.supervisor.rows import WAITING, Row, progress_row, rows
+from mlxhost.supervisor.settings import LEVELS
 from mlxhost.supervisor.state import FleetState
 
 # In plain output a phase that takes long says again how far it is.
@@ -22,6 +23,7 @@ class View:
     def __init__(self, *, live: bool) -> None:
         self._block = LiveBlock(sys.stdout) if live else None
         self._began = time.monotonic()
+        self._level = "info"
         self._serving = False
         self._told: dict[str, tuple[str, float]] = {}  # label -> phase and when it was told, plain only
         self._fetch_phase, self._fetch_since = "", 0.0
@@ -39,7 +41,13 @@ class View:
         elif not self._serving:
             self._show(list(rows(state, time.monotonic())))
 
-    def event(self, slot: str, text: str) -> None:
+    def set_level(self, level: str) -> str:
+        was, self._level = self._level, level
+        return was
+
+    def event(self, slot: str, text: str, level: str = "info") -> None:
+        if LEVELS.index(level) < LEVELS.index(self._level):
+            return
         self._line(f"{_clock()} {_prefix(slot)}{printable(text)}", error=False)
 
     def output(self, slot: str, line: str) -> None:

@@ -56,6 +56,7 @@ def main() -> None:
 def serve(boot: Boot, link: Link) -> None:
     """Load the model and run its requests until STOP. Raises ModelError or EngineFailure."""
     init = _await_init(link)
+    logging.getLogger().setLevel(init.log_level.upper())
     config = init.worker
     if config is None:
         raise ModelError("bad_model", "the supervisor named no model to load")

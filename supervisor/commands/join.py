@@ -5,6 +5,7 @@ import signal
 from typing import Any
 
 from mlxhost.supervisor.commands import up
+from mlxhost.supervisor.config.flags import add_options, asked
 
 DESCRIPTION = """\
 Run workers on this machine for a fleet on another one, which was started with `mlxhost up --listen`.
@@ -17,6 +18,9 @@ The replicas serve beside the fleet's own of the same name; a model that only ru
 its tokenizer and template travel to the fleet. The connection is encrypted, and both ends prove their keys.
 When it is cut, this machine dials again and its models, still loaded, serve on.
 """
+
+# The others are the fleet's, and set there.
+OPTIONS = ("models", "dtype", "context", "max_rows", "log_level")
 
 
 def add(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -33,7 +37,7 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="FILE",
         help="the keys for this machine; without it, the content of $MLXHOST_BUNDLE",
     )
-    up.model_arguments(parser, required=True)
+    add_options(parser, OPTIONS)
     parser.set_defaults(run=run)
 
 
@@ -44,11 +48,14 @@ def run(args: argparse.Namespace) -> int:
 def start(args: argparse.Namespace, **overrides: Any) -> int:
     """Serve what `args` ask for. `overrides` replace fields of Settings. Raises UserError."""
     from dataclasses import replace
+    from functools import partial
 
-    from mlxhost.supervisor import modelspec, resolve
+    from mlxhost.supervisor import resolve
+    from mlxhost.supervisor.config import effective
     from mlxhost.supervisor.errors import UsageError
     from mlxhost.supervisor.remote.joined import join
     from mlxhost.supervisor.remote.keyring import read_bundle
+    from mlxhost.supervisor.settings import Settings
     from mlxhost.supervisor.signals import stop_signals
     from mlxhost.supervisor.view import View
     from mlxhost.wire.curve import parse_endpoint
@@ -64,11 +71,13 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
         if not port:
             raise UsageError(f"{args.endpoint}: port 0 is nobody's; the fleet says its port at its start")
         bundle = read_bundle(args.bundle)
-        specs = modelspec.parse(args.models)
-        models = resolve.locate(specs)
+        config = effective.read(asked(args))
+        if not config.specs:
+            raise UsageError(up.NO_MODEL)
+        models = resolve.locate(config.specs)
         up.sweep_leftovers(view)
-        models = resolve.fetch_embedded(models, specs, lambda name, label: up.fetch(name, label, view))
-        settings = up.settings_of(args, models)
+        models = resolve.fetch_embedded(models, config.specs, partial(up.fetch, view=view))
+        settings = Settings(models=tuple(models), **config.values())
         join(replace(settings, frontends=0, **overrides), args.endpoint, bundle, view)
     except KeyboardInterrupt:
         pass  # asked to stop before there was anything to stop

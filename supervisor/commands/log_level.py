@@ -1,6 +1,7 @@
 """`mlxhost ctl log-level`: Change how much processes log, while they run.
 
-TARGET is a model, one replica (`demo/0`), or `frontend`; without it, every worker and frontend.
+TARGET is a model, one replica (`demo/0`), `frontend`, or `supervisor`; without it all processes, also those
+that start later. `log_level` in mlxhost.toml is what they start with.
 
   mlxhost ctl log-level debug
   mlxhost ctl log-level frontend warning

@@ -112,7 +112,7 @@ def test_one_replica_can_fail_where_another_does_not(tmp_path: Path, llama: Path
         assert both.returncode == 4
         answer = json.loads(both.stdout)
         codes = {slot: part["code"] for slot, part in answer["replicas"].items()}
-        assert codes == {"a/0": "unsupported", "b/0": "unsupported", "frontend/0": "ok"}
+        assert codes == {"a/0": "unsupported", "b/0": "unsupported", "frontend/0": "ok", "supervisor": "ok"}
         assert answer["error"]["code"] == "failed"
 
 
