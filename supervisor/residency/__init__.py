@@ -1,0 +1,1 @@
+"""Which models are in memory: a pure planner, the view it decides over, and what carries it out."""
