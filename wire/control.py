@@ -90,6 +90,8 @@ class FrontendConfig(Struct, frozen=True):
     replay_wait_s: float = 30.0  # how long a request whose worker was lost may wait for another
     admin_fd: int = -1  # an inherited, listening unix socket for /admin; -1: none
     keys: list[ApiKey] = []  # when there are any, every route but /health and /ready needs one
+    load_wait_s: float = 300.0  # how long a request may wait for its model to be loaded
+    max_waiting: int = 256  # requests that may wait so for one model
 
 
 class Keys(Struct, tag="keys"):
@@ -216,8 +218,8 @@ class FleetFrontend(Struct, frozen=True):
 
 
 class FleetReplica(Struct, frozen=True):
-    """state: starting, loading, ready, draining, drained, unloaded, backoff, failed; and for a ready one
-    whose worker does not step for now: pausing, paused, sleeping, reloading."""
+    """state: absent, starting, loading, ready, draining, drained, unloaded, backoff, failed; and for a ready
+    one whose worker does not step for now: pausing, paused, sleeping, reloading."""
 
     slot: str
     index: int
@@ -241,6 +243,7 @@ class FleetModel(Struct, frozen=True):
     reason: str = ""
     created: int = 0  # unix time
     sampling_defaults: dict[str, float] = {}  # before those of generation_config.json
+    on_demand: bool = False  # requests may wait for it: asking for it (WANT) makes it resident
 
 
 class Fleet(Struct, tag="fleet"):

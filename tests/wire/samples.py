@@ -97,6 +97,8 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
                 20.0,
                 8,
                 [_KEY],
+                120.0,
+                64,
             ),
             lease=_LEASE,
             log_level="debug",
@@ -168,6 +170,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
                     reason="",
                     created=1_764_000_000,
                     sampling_defaults={"temperature": 0.2},
+                    on_demand=True,
                 )
             ],
             accepting=True,
