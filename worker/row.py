@@ -33,6 +33,7 @@ class Row:
     cached_tokens: int = 0
     detail: str = field(default="")
     session_id: str = ""
+    cache_salt: str = ""
     output: list[int] = field(default_factory=list)  # tokens read, a final stop id included
     prompt_top: int | None = None  # prompt log-probabilities: how many beside the real token
     prompt_logprobs: list[TopEntries] = field(default_factory=list)  # not sent yet
@@ -60,6 +61,7 @@ class Row:
             arrived=now,
             deadline=None if limits.deadline_s is None else now + limits.deadline_s,
             session_id=add.session_id,
+            cache_salt=add.cache_salt,
             prompt_top=add.sampling.prompt_logprobs,
         )
 
