@@ -22,6 +22,12 @@ class Lease(Struct, tag="lease", frozen=True):
     memory_bytes: int = 0  # all of MLX's memory
     cache_bytes: int = 0  # MLX's cache of freed buffers
     kv_bytes: int = 0  # KV cache of running rows
+    # How far a worker that holds too much must go now, each including the ones before: clear_cache (MLX's
+    # freed buffers), drop_prefixes (cached prefixes in memory), pause (admit nothing, preempt what runs).
+    # Empty: it goes on.
+    shrink: str = ""
+    device_lease: str = ""  # file through which the workers of one device take turns; empty: they do not
+    weight: float = 1.0  # its share of those turns, relative to the others'
 
 
 class Hello(Struct, tag="hello"):

@@ -27,7 +27,15 @@ _CARD = control.ModelCard(
     eos_ids=[2, 0],
 )
 _KEY = control.ApiKey("alice", "5e" * 32, True)
-_LEASE = control.Lease(cpu_threads=2, memory_bytes=1 << 33, cache_bytes=1 << 28, kv_bytes=1 << 32)
+_LEASE = control.Lease(
+    cpu_threads=2,
+    memory_bytes=1 << 33,
+    cache_bytes=1 << 28,
+    kv_bytes=1 << 32,
+    shrink="drop_prefixes",
+    device_lease="/run/mlxhost/device",
+    weight=2.0,
+)
 
 SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
     "add": (
