@@ -24,8 +24,12 @@ _KEY = re.compile(rf"[\x21-\x7e]{{{MIN_LENGTH},{MAX_LENGTH}}}")
 class KeyOptions:
     """One [keys.NAME] table."""
 
-    file: str = option("", Text("PATH", "a path"), "the file that holds the key (0600)", live=True)
-    env: str = option("", Text("VARIABLE", "a variable's name"), "the variable that holds the key", live=True)
+    file: str = option(
+        "", Text("PATH", "a path"), "the file that holds the key (0600)", unset="see `env`", live=True
+    )
+    env: str = option(
+        "", Text("VARIABLE", "a name"), "the variable that holds the key", unset="see `file`", live=True
+    )
     admin: bool = option(False, Switch(), "whether it also opens /admin", live=True)
 
 

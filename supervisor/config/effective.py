@@ -54,7 +54,7 @@ def read(asked: Asked) -> Config:
     """Everything, checked. Raises UserError: of the file with all its mistakes, else the first one."""
     document = _document(asked)
     _check_variables(asked.environment)
-    fleet = {name: _value(FLEET[name], asked, document) for name in asked.names}
+    fleet = {name: value(FLEET[name], asked, document) for name in asked.names}
     keys = tuple(_keys(document, asked.environment))
     return Config(document, fleet, tuple(_specs(document, fleet)), keys)
 
@@ -70,7 +70,8 @@ def _document(asked: Asked) -> file.Document:
     return file.load(path) if named or path.exists() else file.Document()
 
 
-def _value(option: Option, asked: Asked, document: file.Document) -> Value:
+def value(option: Option, asked: Asked, document: file.Document) -> Value:
+    """The option's value from the strongest source that has one. Raises UsageError for a bad variable."""
     if option.name in asked.flags:
         return Value(asked.flags[option.name], f"flag {option.flag}")
     if (text := asked.environment.get(option.variable, "")) != "":
@@ -126,14 +127,23 @@ def _beside(document: file.Document, source: str) -> str:
 
 
 def _keys(document: file.Document, environment: Mapping[str, str]) -> list[ApiKey]:
-    if document.path is None:
-        return []
     keys = []
     for name, table in document.keys.items():
-        given = KeyOptions(**{key: entry.value for key, entry in table.items()})
         try:
-            keys.append(read_key(name, given, document.path.parent, environment))
+            keys.append(key(document, name, environment))
         except ConfigError as error:
-            entry = table.get("file") or table["env"]
-            raise ConfigError(f"{document.where(entry)}: keys.{name}: {error}") from None
+            where = document.where(next(iter(table.values())))
+            raise ConfigError(f"{where}: keys.{name}: {error}") from None
     return keys
+
+
+def key(document: file.Document, name: str, environment: Mapping[str, str]) -> ApiKey:
+    """The key of one table. Raises ConfigError."""
+    options = KeyOptions(**{key: entry.value for key, entry in document.keys[name].items()})
+    base = document.path.parent if document.path else Path()
+    return read_key(name, options, base, environment)
+
+
+def spec_of_table(document: file.Document, name: str) -> Spec:
+    """What the model's table by itself asks for."""
+    return _of_table(document, {}, Spec(name))

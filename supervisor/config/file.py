@@ -56,6 +56,7 @@ class Document:
     path: Path | None = None
     fleet: Mapping[str, Entry] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    tables: Mapping[str, Place] = field(default_factory=dict)  # where each model's table is
     keys: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
 
     def where(self, entry: Entry) -> str:
@@ -142,7 +143,8 @@ class _Checker:
             if ("file" in table) == ("env" in table):
                 self._problem(("keys", name), "needs either `file` or `env`: where the key itself is")
         self._unique_names(models)
-        return Document(self._path, fleet, models, keys)
+        tables = {name: self._place(("models", name)) for name in models}
+        return Document(self._path, fleet, models, tables, keys)
 
     def _model(self, path: tuple[str, ...], table: object) -> dict[str, Entry]:
         sampling = None

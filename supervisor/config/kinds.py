@@ -220,6 +220,31 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes as in Size, or a part of what there is: up to 1 as a fraction, or a percentage."""
+
+    allowed: str = "bytes such as 24GiB or 500MB, or a part such as 0.6 or 60%"
+    metavar: str = "SIZE|PART"
+
+    def of_text(self, text: str) -> float:
+        part = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
+        value = float(part[1]) / 100 if part else _quantity(text, _BYTES)
+        if value is None or not 0 < value < 2**63 or (part and value > 1):
+            raise ValueError(f"must be {self.allowed}")
+        return value
+
+    def of_value(self, value: object) -> float:
+        if isinstance(value, str):
+            return self.of_text(value)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**63:
+            raise ValueError(f"must be {self.allowed}")
+        return float(value)
+
+    def shown(self, value: float) -> str:
+        return Size().shown(int(value)) if value > 1 else f"{value:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Duration:
     """Seconds: a number, or text such as 90s, 10m, 2h or 1d."""
 
