@@ -66,6 +66,8 @@ class WorkerConfig(Struct, frozen=True):
     max_gap_ms: float = 250.0  # largest gap wanted between two tokens of a running stream
     cache_dir: str = ""  # where converted models are kept
     quantised: str = "auto"  # quantised weights: keep, expand, or auto (expand on a CPU, keep elsewhere)
+    cache_ram_bytes: int = -1  # prefix cache in RAM; -1: a share of the KV budget; 0: no prefix cache
+    cache_disk_bytes: int = -1  # prefix cache on disk, of all models; -1: a share of what is free; 0: none
 
 
 class RemoteListen(Struct, frozen=True):

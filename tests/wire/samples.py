@@ -94,7 +94,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
         control.Init(
             heartbeat_s=1.0,
             worker=control.WorkerConfig(
-                "demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache", "keep"
+                "demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache", "keep", 1 << 30, 1 << 34
             ),
             frontend=control.FrontendConfig(
                 7,
