@@ -1,6 +1,6 @@
 """The prefix cache as the engine sees it: what to call as a row starts, goes on and ends. Engine thread only.
 
-`restore` when its prefill starts, `passed` after each chunk, `ended` when it is over; `save_row` instead of
+`begin` when its prefill starts, `passed` after each chunk, `ended` when it is over; `save_row` instead of
 `ended` when it is only put aside. With no store (the cache is off) every call does nothing.
 """
 
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlxhost.worker.cache.index import Kind, Match, Node, Record
 from mlxhost.worker.cache.keys import BLOCK_TOKENS, TOKEN_BYTES, root_key, token_bytes
-from mlxhost.worker.cache.layout import Layout
+from mlxhost.worker.cache.layout import Arrays, Layout
 from mlxhost.worker.cache.store import RecordStore
 from mlxhost.worker.kv import RowKV
 from mlxhost.worker.row import Row
@@ -35,6 +35,7 @@ class Cursor:
     prompt: bytes
     blocks: int = 0
     parent: bytes = b""
+    begun: bool = False  # restored, as far as that was possible
     branch: int = 0  # where recurrent layers want a checkpoint: others had this much in common
     held: tuple[Node, ...] = ()
     reads: set[Record] = field(default_factory=set)
@@ -81,56 +82,20 @@ class PrefixCache:
             return 0
         return self._match(self.store, self._cursor(row), row).position
 
-    def ready(self, row: Row) -> bool:
-        """Whether `restore` can go ahead; False while the disk fetches what it needs, for 10 s at most."""
-        if self.store is None or row.prompt_top is not None:
-            return True
-        cursor = self._cursor(row)
-        if cursor.reads:
-            return time.monotonic() > cursor.read_by
-        if cursor.read_by and time.monotonic() > cursor.read_by:
-            return True
-        match = self._match(self.store, cursor, row)
-        missing = [r for r in self._wanted(match) if r.arrays is None]
-        self._hold(cursor, match.nodes)
-        if not missing:
-            return True
-        cursor.reads.update(missing)
-        cursor.read_by = cursor.read_by or time.monotonic() + _READ_S
-        self.store.read(missing)
-        return False
-
-    def restore(self, row: Row, model: Any) -> None:
+    def begin(self, row: Row, model: Any) -> bool:
         """Put what is known of `row`'s tokens into its empty caches, all but its newest token at most.
 
-        Sets `kv`, `prefilled` and, the first time, `cached_tokens`. Exact: the same bytes that were computed
-        for an equal prefix. A row whose prompt log-probabilities are wanted has to compute them all.
+        False while the disk fetches what that takes, for 10 s at most: the row is to wait, and to be asked
+        for again. True once it is done, and from then on: `prefilled` and, the first time, `cached_tokens`
+        say how much it was. Exact: the same bytes that were computed for an equal prefix. A row whose prompt
+        log-probabilities are wanted has to compute them all.
         """
-        if self.store is None:
-            return
-        cursor = self._cursor(row)
-        position = 0
-        if row.prompt_top is None:
-            started = time.monotonic()
-            match = self._match(self.store, cursor, row)
-            cursor.branch = match.known
-            if all(r.arrays is not None for r in self._wanted(match)) and match.position:
-                position = self._fill(row, model, match)
-            self.usage.queries += 1
-            self.usage.hits += position > 0
-            self.usage.queried_tokens += row.context - 1
-            self.usage.restored_tokens += position
-            self.usage.restore_s += time.monotonic() - started
-            if position:
-                cursor.blocks = position // BLOCK_TOKENS
-                cursor.parent = match.nodes[cursor.blocks - 1].key if cursor.blocks else cursor.root
-                self.store.touch(match.nodes)
-        row.prefilled = position
-        if not row.output:
-            row.cached_tokens = position
-        cursor.reads.clear()
-        self._hold(cursor, ())
-        self._unpin(cursor)
+        if self.store is None or self._cursor(row).begun:
+            return True
+        if not self._ready(self.store, row):
+            return False
+        self._restore(self.store, row, model)
+        return True
 
     def chunk(self, row: Row, size: int) -> int:
         """`size` cut so that the chunk ends where recurrent layers want a checkpoint."""
@@ -150,17 +115,14 @@ class PrefixCache:
         cursor, position = self._cursor(row), row.prefilled
         at_end = row.to_prefill == 0
         checkpoint = at_end or position == cursor.branch or position % _CHECKPOINT_TOKENS == 0
-        self._publish(cursor, row.kv, self._sequence(cursor, row), position, checkpoint, tail=at_end)
+        self._publish(cursor, row, position, checkpoint, stops=False, tail=at_end)
 
     def ended(self, row: Row) -> None:
         """`row` is over; its caches, whole again, are still there: record what it has computed."""
         if self.store is None:
             return
-        cursor = self._cursors.get(row)
-        if cursor is None:
-            return
         if row.kv is not None and row.kv.length:
-            leaf = self._publish_all(cursor, row)
+            leaf = self._publish_all(self._cursor(row), row)
             if row.session_id and leaf is not None:
                 self._pin_session(row.session_id, leaf)
         self.drop(row)
@@ -176,7 +138,7 @@ class PrefixCache:
         tokens that was. Its caches must be whole (after Batch.leave) and may be let go of afterwards.
 
         The records are kept in preference to others until the row is restored or over. When it comes back,
-        `restore` brings the same bytes; whatever was lost meanwhile (RAM full, and the disk full or slow) is
+        `begin` brings the same bytes; whatever was lost meanwhile (RAM full, and the disk full or slow) is
         missing from `prefilled`, and is to be computed from `row.tokens`.
         """
         if self.store is None or row.kv is None:
@@ -283,12 +245,53 @@ class PrefixCache:
             cursor = self._cursors[row] = Cursor(root, token_bytes(row.prompt), parent=root)
         return cursor
 
-    def _sequence(self, cursor: Cursor, row: Row) -> bytes:
-        return cursor.prompt + token_bytes(row.output)
+    def _ready(self, store: RecordStore, row: Row) -> bool:
+        """Whether all that a restore takes is in RAM, or too long in coming."""
+        if row.prompt_top is not None:
+            return True
+        cursor = self._cursor(row)
+        if cursor.reads:
+            return time.monotonic() > cursor.read_by
+        if cursor.read_by and time.monotonic() > cursor.read_by:
+            return True
+        match = self._match(store, cursor, row)
+        missing = [r for r in self._wanted(match) if r.arrays is None]
+        self._hold(cursor, match.nodes)
+        if not missing:
+            return True
+        cursor.reads.update(missing)
+        cursor.read_by = cursor.read_by or time.monotonic() + _READ_S
+        store.read(missing)
+        return False
+
+    def _restore(self, store: RecordStore, row: Row, model: Any) -> None:
+        cursor, position = self._cursor(row), 0
+        if row.prompt_top is None:
+            started = time.monotonic()
+            match = self._match(store, cursor, row)
+            cursor.branch = match.known
+            if all(r.arrays is not None for r in self._wanted(match)) and match.position:
+                position = self._fill(row, model, match)
+            self.usage.queries += 1
+            self.usage.hits += position > 0
+            self.usage.queried_tokens += row.context - 1
+            self.usage.restored_tokens += position
+            self.usage.restore_s += time.monotonic() - started
+            if position:
+                cursor.blocks = position // BLOCK_TOKENS
+                cursor.parent = match.nodes[cursor.blocks - 1].key if cursor.blocks else cursor.root
+                store.touch(match.nodes)
+        cursor.begun = True
+        row.prefilled = position
+        if not row.output:
+            row.cached_tokens = position
+        cursor.reads.clear()
+        self._hold(cursor, ())
+        self._unpin(cursor)
 
     def _match(self, store: RecordStore, cursor: Cursor, row: Row) -> Match:
-        sequence = self._sequence(cursor, row)[: (row.context - 1) * TOKEN_BYTES]
-        return store.index.match(cursor.root, sequence)
+        sequence = cursor.prompt + token_bytes(row.output)
+        return store.index.match(cursor.root, sequence[: (row.context - 1) * TOKEN_BYTES])
 
     def _wanted(self, match: Match) -> list[Record]:
         """The records that a restore of `match` takes."""
@@ -318,27 +321,49 @@ class PrefixCache:
         return match.position
 
     def _publish_all(self, cursor: Cursor, row: Row) -> Node | None:
-        """Record whatever of `row` is in its caches and has known tokens; the last node."""
+        """Record whatever is in the caches of a row that stops, as far as its tokens are known; the last
+        node."""
         assert row.kv is not None
         position = row.kv.length
-        return self._publish(
-            cursor,
-            row.kv,
-            self._sequence(cursor, row),
-            min(position, row.context),
-            position <= row.context,
-            tail=True,
-        )
+        known = min(position, row.context)
+        return self._publish(cursor, row, known, position == known, stops=True)
 
     def _publish(
-        self, cursor: Cursor, kv: RowKV, sequence: bytes, stop: int, checkpoint: bool, *, tail: bool
+        self, cursor: Cursor, row: Row, stop: int, checkpoint: bool, *, stops: bool, tail: bool = True
     ) -> Node | None:
-        """Record the first `stop` tokens of `sequence`: whole blocks, with `tail` the rest, and with
-        `checkpoint` the state after the last of them, which is that of `kv` now. The last node."""
-        store = self.store
-        assert store is not None
-        leaves, last = kv.leaves, None
-        new: list[tuple[Node, Kind, tuple[mx.array, ...]]] = []
+        """Record the first `stop` tokens of `row`: whole blocks, with `tail` the rest, and with `checkpoint`
+        the state after the last of them, which is that of its caches now. The last node.
+
+        What cannot be recorded is not: the row goes on whatever happens here.
+        """
+        try:
+            cut, last = self._cut_all(cursor, row, stop, checkpoint, tail)
+            arrays = [array for _, _, record in cut for array in record]
+            if stops:
+                mx.async_eval(arrays)
+            else:
+                mx.eval(arrays)  # at once: the next chunk would find its buffers shared, and copy them whole
+        except Exception as error:
+            log.error("a prefix could not be recorded: %s", error, exc_info=error)
+            return None
+        assert self.store is not None
+        for node, kind, record in cut:
+            self.store.insert(node, kind, record)
+        if last is not None and last.records:
+            self.store.touch_ram(last)
+            self._supersede(self.store, last)
+        return last
+
+    def _cut_all(
+        self, cursor: Cursor, row: Row, stop: int, checkpoint: bool, tail: bool
+    ) -> tuple[list[tuple[Node, Kind, Arrays]], Node | None]:
+        """New records of the first `stop` tokens, not evaluated, and the last node that they reach."""
+        assert self.store is not None
+        assert row.kv is not None
+        index, leaves = self.store.index, row.kv.leaves
+        sequence = cursor.prompt + token_bytes(row.output)
+        cut: list[tuple[Node, Kind, Arrays]] = []
+        last = None
         start = cursor.blocks * BLOCK_TOKENS
         while start < stop:
             end = min(start + BLOCK_TOKENS, stop)
@@ -346,26 +371,22 @@ class PrefixCache:
             if not whole and (not tail or end - start < _MIN_TAIL):
                 break
             tokens = sequence[start * TOKEN_BYTES : end * TOKEN_BYTES]
-            node = store.index.find(cursor.parent, tokens)
-            cut = self._cut(node, leaves, start, end, checkpoint and end == stop)
-            if node is None and Kind.KV not in cut:
-                break
-            last = node or store.index.add(cursor.parent, start, tokens)
-            new += [(last, kind, arrays) for kind, arrays in cut.items()]
+            node = index.find(cursor.parent, tokens)
+            records = self._cut(node, leaves, start, end, checkpoint and end == stop)
+            if node is None:
+                if Kind.KV not in records:
+                    break
+                node = index.add(cursor.parent, start, tokens)
+            cut += [(node, kind, arrays) for kind, arrays in records.items()]
+            last = node
             if whole:
-                cursor.blocks, cursor.parent = cursor.blocks + 1, last.key
+                cursor.blocks, cursor.parent = cursor.blocks + 1, node.key
             start = end
-        mx.eval([array for _, _, arrays in new for array in arrays])
-        for node, kind, arrays in new:
-            store.insert(node, kind, arrays)
-        if last is not None:
-            store.touch_ram(last)
-            self._supersede(store, last)
-        return last
+        return cut, last
 
     def _cut(
         self, node: Node | None, leaves: list[Any], start: int, end: int, checkpoint: bool
-    ) -> dict[Kind, tuple[mx.array, ...]]:
+    ) -> dict[Kind, Arrays]:
         """The records of [start, end) that are not there yet and can be had."""
         layout = self._layout
         assert layout is not None

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import mlx.core as mx
 
@@ -60,6 +61,7 @@ class RecordStore:
         self._skip: set[Record] = set()  # refused in the present flush
         self._reading: set[Record] = set()
         self._pinned_bytes = 0  # of the RAM tier
+        self._writing = 0  # records handed to the disk
         self._write_after = self._retry_after = 0.0
         self._idle_since: float | None = None
         self._over_cap = False
@@ -135,6 +137,11 @@ class RecordStore:
             record.arrays = None
             if not record.on_disk:
                 self.index.discard(record)
+
+    @property
+    def disk_cap(self) -> int:
+        """Bytes that all models together may take on disk."""
+        return self._disk.cap if self._disk else 0
 
     @property
     def durable(self) -> bool:
@@ -279,13 +286,9 @@ class RecordStore:
 
     # Disk
 
-    @property
-    def _writing(self) -> int:
-        return sum(r.writing for r in (*self._spilled, *self._dirty)) if self._dirty or self._spilled else 0
-
     def _next(self) -> Record | None:
         """What to write next: what would be lost first, then the oldest."""
-        for record in (*self._spilled, *self._dirty):
+        for record in chain(self._spilled, self._dirty):
             if not record.writing and record not in self._skip:
                 return record
         return None
@@ -297,6 +300,7 @@ class RecordStore:
             return
         while self._writing < (1 if gated else _IN_FLIGHT) and (record := self._next()) is not None:
             record.writing = True
+            self._writing += 1
             node = record.node
             header = files.Header(node.key, node.parent, record.kind, node.start, node.tokens, 0)
             self._disk.submit(disk.Write(record, header, _pieces(record.arrays)))
@@ -317,6 +321,7 @@ class RecordStore:
     def _on_written(self, record: Record, outcome: Outcome) -> None:
         assert self._disk is not None
         record.writing = False
+        self._writing -= 1
         if outcome.error:
             self.counters.failed += 1
             self.refused += 1
