@@ -138,6 +138,7 @@ class Dispatcher:
                 priority=spec.priority,
                 client=spec.client,
                 session_id=spec.session_id,
+                grammar=spec.grammar,
                 trace=spec.trace,
             )
             if not self._try_send(replica, encode(add, spec.prompt)):
@@ -345,6 +346,7 @@ class Dispatcher:
         if row := replica.rows.get(accepted.handle):
             row.accepted = True
             row.cached_tokens = accepted.cached_tokens
+            row.warning = accepted.warning
             row.call.touch(row)
 
     def _end(

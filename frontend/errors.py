@@ -55,6 +55,13 @@ class UnsupportedParameter(BadRequest):
         super().__init__(f"`{param}` {why}; leave it out", param=param, code="unsupported_parameter")
 
 
+class InvalidGrammar(BadRequest):
+    """400: the worker cannot constrain the output as asked; the message says why."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="invalid_grammar")
+
+
 class ContextLengthExceeded(BadRequest):
     """400: the prompt leaves no room for a single new token."""
 

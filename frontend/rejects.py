@@ -4,6 +4,7 @@ from mlxhost.frontend.errors import (
     ApiError,
     BadRequest,
     InternalError,
+    InvalidGrammar,
     QueueFull,
     RequestIdInUse,
     Unavailable,
@@ -35,6 +36,8 @@ def reject_error(model: str, reject: data.Reject) -> ApiError:
         )
     if reject.code == data.REJECT_DUPLICATE:  # the request that had the id before is not quite over there
         return RequestIdInUse(reject.message, retry_after_s=1.0)
+    if reject.code == data.REJECT_GRAMMAR:
+        return InvalidGrammar(reject.message)
     if reject.code in _BAD_REQUESTS:
         return BadRequest(reject.message, code=_BAD_REQUESTS[reject.code])
     return InternalError(f"The worker refused the request ({reject.code}): {reject.message}", reject.code)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mlxhost.frontend.errors import ApiError
 from mlxhost.frontend.hints import ANYWHERE, Hints
 from mlxhost.frontend.routing import ReplicaKey
-from mlxhost.wire.data import Finish, Limits, Sampling
+from mlxhost.wire.data import Finish, Grammar, Limits, Sampling
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class RowSpec:
     session_id: str = ""
     trace: str = ""
     hints: Hints = ANYWHERE
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +56,7 @@ class Row:
     received: int = 0  # tokens so far, taken or not
     completion_tokens: int | None = None  # the worker's own count, at the end
     cached_tokens: int = 0
+    warning: str = ""  # what of its grammar cannot be enforced
 
     @property
     def ended(self) -> bool:

@@ -7,6 +7,7 @@ loop's last turn goes out in one write. It is refused while a client is slow.
 
 import asyncio
 import time
+from collections.abc import Mapping
 from weakref import WeakSet
 
 from aiohttp import HttpVersion11, web
@@ -29,9 +30,11 @@ def event(data: bytes) -> bytes:
 class EventStream:
     """One response. `send` waits while the client is slow to read."""
 
-    def __init__(self, http: web.Request, keep_alive: "KeepAlive") -> None:
+    def __init__(
+        self, http: web.Request, keep_alive: "KeepAlive", headers: Mapping[str, str] | None = None
+    ) -> None:
         self._http = http
-        self._response = web.StreamResponse(headers=_HEADERS)
+        self._response = web.StreamResponse(headers=_HEADERS | dict(headers or {}))
         self._keep_alive = keep_alive
         self._transport: asyncio.Transport | None = None  # for `push`, once the stream is open
         self._pushed: list[bytes] = []

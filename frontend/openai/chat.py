@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from mlxhost.frontend.errors import BadRequest, UnsupportedParameter
+from mlxhost.frontend.errors import BadRequest, InvalidGrammar, UnsupportedParameter
 from mlxhost.frontend.openai import plan
+from mlxhost.frontend.openai.constraints import constraint_of, instructed
 from mlxhost.frontend.openai.format import ChatFormat
 from mlxhost.frontend.openai.requests import ChatRequest, Message
-from mlxhost.frontend.openai.serve import Prompt, prepare, serve
+from mlxhost.frontend.openai.serve import Prepared, Prompt, prepare, serve
 from mlxhost.frontend.text.prompts import Conversation
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -23,10 +24,23 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     talk = conversation(request)
     asked = request.max_completion_tokens or request.max_tokens
     plan.check_consistent(request, asked)
+    constraint = constraint_of(request)
+    ending = plan.ending(request, prepared.text.eos_ids, at_start=not talk.continue_final_message)
+    prompt = await _prompt(prepared, talk, asked)
+    try:
+        return await serve(prepared, [prompt], ending, ChatFormat, constraint)
+    except InvalidGrammar as error:
+        if constraint is None or constraint.instruction is None:
+            raise
+        prompt = await _prompt(prepared, instructed(talk, constraint.instruction), asked)
+        warning = f"{constraint.param} is not enforced, the model was only asked for it: {error.message}"
+        return await serve(prepared, [prompt], ending, ChatFormat, warning=warning)
+
+
+async def _prompt(prepared: Prepared[ChatRequest], talk: Conversation, asked: int | None) -> Prompt:
     ids = await prepared.services.prompts.chat(prepared.text, talk)
     tokens = plan.max_tokens(asked, plan.MAX_CHAT_TOKENS, len(ids), prepared.max_model_len, param="messages")
-    ending = plan.ending(request, prepared.text.eos_ids, at_start=not talk.continue_final_message)
-    return await serve(prepared, [Prompt(ids, tokens)], ending, ChatFormat)
+    return Prompt(ids, tokens)
 
 
 def conversation(request: ChatRequest) -> Conversation:

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from mlxhost.frontend.errors import BadRequest
 from mlxhost.frontend.openai import plan
+from mlxhost.frontend.openai.constraints import constraint_of
 from mlxhost.frontend.openai.format import CompletionFormat
 from mlxhost.frontend.openai.requests import CompletionRequest
 from mlxhost.frontend.openai.serve import Prompt, prepare, serve
@@ -18,6 +19,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     prepared = await prepare(http, CompletionRequest)
     request = prepared.body
     plan.check_consistent(request, request.max_tokens)
+    constraint = constraint_of(request)
     sources = prompt_list(request.prompt)
     if len(sources) * (request.n or 1) > plan.MAX_CHOICES:
         raise BadRequest(
@@ -37,7 +39,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
         echo = await _echo(prepared.services, prepared.text, source) if request.echo else ""
         prompts.append(Prompt(ids, tokens, echo))
     ending = plan.ending(request, prepared.text.eos_ids, at_start=False)
-    return await serve(prepared, prompts, ending, CompletionFormat)
+    return await serve(prepared, prompts, ending, CompletionFormat, constraint)
 
 
 def prompt_list(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:

@@ -11,7 +11,7 @@ from mlxhost.frontend.hints import ANYWHERE, Hints
 from mlxhost.frontend.openai.requests import GenerationRequest
 from mlxhost.frontend.rows import RowSpec
 from mlxhost.frontend.text.card import Defaults
-from mlxhost.wire.data import Limits, Sampling
+from mlxhost.wire.data import Grammar, Limits, Sampling
 
 T = TypeVar("T")
 
@@ -101,6 +101,7 @@ def row_specs(
     client: str,
     trace: str,
     hints: Hints = ANYWHERE,
+    grammar: Grammar | None = None,
 ) -> list[RowSpec]:
     """One spec a choice, in the order of their indices. `prompts` are (ids, max_tokens)."""
     specs: list[RowSpec] = []
@@ -119,6 +120,7 @@ def row_specs(
                     session_id=hints.session,
                     trace=trace,
                     hints=hints,
+                    grammar=grammar,
                 )
             )
     return specs

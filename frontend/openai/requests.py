@@ -48,6 +48,16 @@ class GenerationRequest(Struct, kw_only=True):
     prompt_cache_key: str | None = None
     bootstrap_room: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
+    # Constraints: see openai.constraints.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+
     # Known, and refused unless they ask for nothing.
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     presence_penalty: Penalty | None = None
@@ -56,12 +66,6 @@ class GenerationRequest(Struct, kw_only=True):
     logit_bias: dict[str, Any] | None = None
     best_of: PositiveInt | None = None
     adapter: Any = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
 
 class ContentPart(Struct):

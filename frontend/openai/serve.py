@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -10,12 +10,13 @@ import msgspec
 from aiohttp import web
 
 from mlxhost.frontend import logs
-from mlxhost.frontend.errors import ApiError, InternalError
+from mlxhost.frontend.errors import ApiError, InternalError, InvalidGrammar
 from mlxhost.frontend.generation import Choice, Ending, Generation, Piece
 from mlxhost.frontend.hints import hints_of
 from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import log_key, services_of
 from mlxhost.frontend.http.sse import DONE, EventStream, event
+from mlxhost.frontend.openai.constraints import Constraint, warning_header
 from mlxhost.frontend.openai.errors import error_object
 from mlxhost.frontend.openai.format import Answer, Format, Whole
 from mlxhost.frontend.openai.plan import check_stop_ids, row_specs
@@ -65,9 +66,16 @@ async def prepare(http: web.Request, kind: type[RequestT]) -> Prepared[RequestT]
 
 
 async def serve(
-    prepared: Prepared[RequestT], prompts: Sequence[Prompt], ending: Ending, kind: type[Format]
+    prepared: Prepared[RequestT],
+    prompts: Sequence[Prompt],
+    ending: Ending,
+    kind: type[Format],
+    constraint: Constraint | None = None,
+    *,
+    warning: str = "",
 ) -> web.StreamResponse:
-    """Run the rows and answer, streaming or not. Raises ApiError as long as no header is sent."""
+    """Run the rows and answer, streaming or not, with `warning` in the headers. Raises ApiError as long as no
+    header is sent."""
     services, body, http = prepared.services, prepared.body, prepared.http
     log = http[log_key]
     log.prompt_tokens = sum(len(p.ids) for p in prompts)
@@ -81,6 +89,7 @@ async def serve(
         hints=hints_of(
             http.headers, session=body.session_id or body.prompt_cache_key, room=body.bootstrap_room
         ),
+        grammar=constraint.grammar if constraint is not None else None,
     )
     call = await services.dispatcher.start(prepared.model.name, specs)
     choices = [Choice(row, prepared.text.pieces, ending) for row in call.rows]
@@ -98,10 +107,15 @@ async def serve(
     )
     try:
         await generation.accepted()
+        if unenforced := call.rows[0].warning:
+            warning = f"not enforced: {unenforced}"
+        headers = warning_header(warning)
         if not body.stream:
-            return await _whole(generation, answer)
+            return await _whole(generation, answer, headers)
         options = body.stream_options
-        return await _stream(prepared, generation, answer, bool(options and options.include_usage))
+        return await _stream(prepared, generation, answer, bool(options and options.include_usage), headers)
+    except InvalidGrammar as error:
+        raise InvalidGrammar(error.message, param=constraint.param if constraint else None) from None
     finally:
         generation.close()
         log.completion_tokens = generation.usage().completion
@@ -131,7 +145,7 @@ def _shown(generation: Generation, answer: Format, pieces: Sequence[Piece]) -> b
     return b"".join(parts)
 
 
-async def _whole(generation: Generation, answer: Format) -> web.Response:
+async def _whole(generation: Generation, answer: Format, headers: Mapping[str, str]) -> web.Response:
     texts: list[list[str]] = [[] for _ in generation.choices]
     ids: list[list[int]] = [[] for _ in generation.choices]
     async for pieces in generation.pieces():
@@ -146,13 +160,17 @@ async def _whole(generation: Generation, answer: Format) -> web.Response:
         if c.reason is not None
     ]
     body = answer.whole(wholes, generation.usage())
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=body, content_type="application/json", headers=headers)
 
 
 async def _stream(
-    prepared: Prepared[RequestT], generation: Generation, answer: Format, include_usage: bool
+    prepared: Prepared[RequestT],
+    generation: Generation,
+    answer: Format,
+    include_usage: bool,
+    headers: Mapping[str, str],
 ) -> web.StreamResponse:
-    stream = EventStream(prepared.http, prepared.services.keep_alive)
+    stream = EventStream(prepared.http, prepared.services.keep_alive, headers)
     await stream.open()
     try:
         await stream.send(answer.opening())

@@ -14,11 +14,6 @@ _COMMON: dict[str, tuple[object, ...]] = {
     "xtc_probability": (0,),
     "logit_bias": ({},),
     "adapter": (),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
 }
 _CHAT: dict[str, tuple[object, ...]] = {
     "logprobs": (False,),
@@ -35,8 +30,6 @@ def refuse_unsupported(request: GenerationRequest) -> None:
     _refuse(request, _COMMON)
     if request.best_of not in (None, request.n or 1):
         raise UnsupportedParameter("best_of", "is supported only when equal to n")
-    if (format := request.response_format) is not None and format.get("type") != "text":
-        raise UnsupportedParameter("response_format", f"of type {format.get('type')!r} is not supported")
     if isinstance(request, ChatRequest):
         _refuse(request, _CHAT)
         _refuse_tools(request)

@@ -76,6 +76,8 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     answers: dict[str, Answer] = {}  # by operation
     prefill_s: float = 0.0  # before a row's first token; the tick advances meanwhile
     hang_up_after: int | None = None  # close the control connection, go on serving
+    grammar_error: str = ""  # why every row with a grammar is refused
+    grammar_warning: str = ""  # what of every grammar cannot be enforced
 
 
 class Row(msgspec.Struct):
@@ -231,6 +233,10 @@ class FakeWorker:
             reject = [data.REJECT_DUPLICATE, f"handle {add.handle} is in use", None]
         if reject is None and len(self.queue) >= self.script.max_queued:
             reject = [data.REJECT_QUEUE_FULL, f"{len(self.queue)} requests wait already", 1.0]
+        if add.grammar is not None and self.script.grammar_error:
+            reject = [data.REJECT_GRAMMAR, self.script.grammar_error, None]
+        if add.grammar is not None and add.grammar.strict and self.script.grammar_warning:
+            reject = [data.REJECT_GRAMMAR, self.script.grammar_warning, None]
         if reject is not None:
             self.data[endpoint].send_multipart(encode(data.Reject(add.handle, *reject)))
             return
@@ -249,7 +255,8 @@ class FakeWorker:
             if row.ready_at > time.monotonic() and not row.aborted:
                 return
             self.queue.popleft()
-            self.data[key[0]].send_multipart(encode(data.Accepted(key[1], 0, row.limit)))
+            warning = self.script.grammar_warning if row.add.grammar is not None else ""
+            self.data[key[0]].send_multipart(encode(data.Accepted(key[1], 0, row.limit, warning)))
 
     def run_step(self) -> None:
         """One token for every admitted row, one OUT for each frontend."""
@@ -384,6 +391,8 @@ class FakeWorker:
             answer = Answer(code="unsupported", message=f"fake worker: {ctl.op}")
         for line in answer.news:
             self.control.send_multipart(encode(control.News(ctl.call_id, line, {"line": line})))
+        if ctl.op == "health":
+            self.next_beat = 0.0
         if answer.mode:
             self.mode = answer.mode
             self.beat()

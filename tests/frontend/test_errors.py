@@ -60,6 +60,7 @@ def test_bodies_and_headers(
         (Reject(1, "draining", "stops", 4.0), 503, "model_draining", 4.0),
         (Reject(1, "context_length_exceeded", "9 > 8"), 400, "context_length_exceeded", None),
         (Reject(1, "unsupported", "no penalties"), 400, "unsupported_parameter", None),
+        (Reject(1, "invalid_grammar", "no such rule"), 400, "invalid_grammar", None),
         (Reject(1, "invalid_request", "bad"), 400, None, None),
         (Reject(1, "duplicate_request", "again"), 409, "duplicate_request_id", 1.0),
         (Reject(1, "bad_message", "?"), 500, "bad_message", None),
