@@ -54,14 +54,11 @@ def grant(budget: int, tenants: Sequence[Tenant]) -> dict[str, Grant]:
     order = sorted(tenants, key=lambda t: (t.importance, t.slot))
     bases = _in_turn(room, [(t.slot, t.base) for t in order])
     room -= sum(bases.values())
-    wanted = {t.slot: t.kv_wanted if bases[t.slot] == t.base else 0 for t in order}
-    kv = _fair(room, wanted)
+    fed = [t for t in order if bases[t.slot] == t.base]
+    kv = dict.fromkeys(bases, 0) | _fair(room, {t.slot: t.kv_wanted for t in fed})
     room -= sum(kv.values())
-    useful = {
-        t.slot: max(0, (room if t.plans_own_memory else t.kv_useful) - kv[t.slot]) if wanted[t.slot] else 0
-        for t in order
-    }
-    more = _fair(room, useful)
+    useful = {t.slot: room if t.plans_own_memory else max(0, t.kv_useful - kv[t.slot]) for t in fed}
+    more = dict.fromkeys(bases, 0) | _fair(room, useful)
     return {
         t.slot: Grant(
             total=bases[t.slot] + kv[t.slot] + more[t.slot],
