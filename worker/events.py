@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mlxhost.wire.control import Ctl, Init, Lease, Refused
 from mlxhost.wire.data import Add, Load
 from mlxhost.worker.modes import Mode
+
+if TYPE_CHECKING:  # loads numpy
+    from mlxhost.worker.grammar.compiler import Key, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,15 @@ class Shutdown:
     deadline_s: float
 
 
-Event = Arrived | Aborted | FrontendGone | Shutdown | Lease | Ctl | Init | Refused
+@dataclass(frozen=True, slots=True)
+class GrammarDone:
+    """A grammar that rows wait for is compiled, or cannot be."""
+
+    key: "Key"
+    outcome: "Outcome"
+
+
+Event = Arrived | Aborted | FrontendGone | Shutdown | GrammarDone | Lease | Ctl | Init | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,7 @@ class Status:
 
     running: int = 0
     waiting: int = 0
+    compiling: int = 0  # rows that wait for their grammar, which the engine does not work on
     kv_tokens: int = 0
     kv_capacity: int = 0
     generated: int = 0  # tokens since the start
@@ -66,7 +79,7 @@ class Status:
         """These figures as the wire carries them to one frontend."""
         return Load(
             running=self.running,
-            waiting=self.waiting,
+            waiting=self.waiting + self.compiling,
             kv_tokens=self.kv_tokens,
             kv_capacity=self.kv_capacity,
             tokens_per_s=tokens_per_s,

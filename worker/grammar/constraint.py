@@ -1,0 +1,61 @@
+"""One row's place in its grammar. Kept with the row, also while it is preempted."""
+
+from collections.abc import Sequence
+
+from mlxhost.worker.grammar.xgr import Compiled, Mask, Matcher
+
+# A step of a grammar is microseconds to a few milliseconds; one that is so ambiguous that it takes longer
+# than this would hold up every other row.
+MAX_STEP_S = 1.0
+
+
+class Constraint:
+    """Follows a row's output token by token. `failure` says why it could not, and then the row must end."""
+
+    def __init__(self, compiled: Compiled, stop_ids: Sequence[int]) -> None:
+        self._matcher = Matcher(compiled, list(stop_ids))
+        self._followed: list[int] = []
+        self.failure = ""
+
+    def follow(self, output: Sequence[int], newest: int | None = None) -> None:
+        """Be where `output`, and `newest` behind it, leads: usually one token on, or one back after a step
+        that was thrown away."""
+        if self.failure:
+            return
+        followed = self._followed
+        back = 0
+        while len(followed) > len(output) or (followed and followed[-1] != output[len(followed) - 1]):
+            if len(followed) == len(output) + 1 and followed[-1] == newest:
+                return  # there already
+            followed.pop()
+            back += 1
+        if back:
+            self._matcher.rewind(back)
+        for token in output[len(followed) :]:
+            self._accept(token)
+        if newest is not None:
+            self._accept(newest)
+
+    def _accept(self, token: int) -> None:
+        if not self.open:
+            return
+        if self._matcher.accept(token):
+            self._followed.append(token)
+        else:
+            self.failure = f"token {token} does not fit the grammar at position {len(self._followed)}"
+
+    @property
+    def open(self) -> bool:
+        """Whether a token may still follow."""
+        return not self.failure and not self._matcher.ended
+
+    def fill(self, masks: Mask, row: int) -> None:
+        """Write what may follow; everything when nothing is to follow any more."""
+        if self.open:
+            self._matcher.fill(masks, row)
+        else:
+            masks[row] = -1
+
+    def forced(self) -> list[int]:
+        """Tokens that spell the only text that can follow."""
+        return self._matcher.forced() if self.open else []

@@ -1,0 +1,322 @@
+"""JSON schemas as the grammar compiler understands them: what it would drop is rewritten or named.
+
+The compiler ignores some keywords in silence, and others depending on their neighbours. `prepare` first
+rewrites a schema into one that admits no value which the original forbids and that uses only what is
+enforced, where there is such a form; then it names what is left. Pure.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlxhost.worker.grammar.xgr import GrammarError
+
+Schema = dict[str, Any]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Keywords that say something only about values of one type.
+_FAMILIES: dict[str, frozenset[str]] = {
+    "object": _words(
+        "properties required additionalProperties patternProperties propertyNames minProperties "
+        "maxProperties unevaluatedProperties dependentRequired dependentSchemas dependencies"
+    ),
+    "array": _words(
+        "items prefixItems additionalItems unevaluatedItems minItems maxItems uniqueItems contains "
+        "minContains maxContains"
+    ),
+    "string": _words("pattern minLength maxLength format"),
+    "number": _words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"),
+}
+_TYPED = frozenset().union(*_FAMILIES.values())
+_SHAPES = _words("type enum const $ref anyOf oneOf allOf")
+# Never enforced, whatever stands beside them.
+_IGNORED = _words(
+    "not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies "
+    "$dynamicRef $recursiveRef unevaluatedItems additionalItems"
+)
+_ANNOTATIONS = _words(
+    "title description default examples $schema $id $comment $anchor $defs definitions deprecated readOnly "
+    "writeOnly id"
+)
+_FORMATS = _words(
+    "email date time date-time duration ipv4 ipv6 hostname uuid uri uri-reference uri-template json-pointer "
+    "relative-json-pointer"
+)
+_MAX_REFERENCES = 32  # how far references are followed while branches are merged
+
+
+def prepare(text: str) -> tuple[str, list[str]]:
+    """(the schema to compile, what of it cannot be enforced). Raises GrammarError when it is no schema.
+
+    Recursion is bounded by Python's own limit: raises RecursionError for a schema nested deeper.
+    """
+    try:
+        root = json.loads(text)
+    except ValueError as error:
+        raise GrammarError(f"the schema is not JSON: {error}") from None
+    if not isinstance(root, dict | bool):
+        raise GrammarError("the schema must be an object or a boolean")
+    walk = _Walk(root)
+    prepared = walk.schema(root, "#")
+    return json.dumps(prepared), list(dict.fromkeys(walk.notes))
+
+
+class _Walk:
+    """One pass over a schema, collecting notes."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self.notes: list[str] = []
+
+    def schema(self, value: Any, path: str) -> Any:
+        """`value` rewritten, and its subschemas."""
+        if not isinstance(value, dict):
+            return value
+        schema: Schema = {k: v for k, v in value.items() if v is not None or k in ("const", "default")}
+        schema = self._merged(schema, path)
+        self._old_tuples(schema)
+        self._give_type(schema)
+        self._name_required(schema, path)
+        self._report(schema, path)
+        return self._inside(schema, path)
+
+    def _inside(self, schema: Schema, path: str) -> Schema:
+        """Subschemas, wherever the specification has them."""
+        out: Schema = {}
+        for key, value in schema.items():
+            where = f"{path}/{key}"
+            if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+                out[key] = {name: self.schema(sub, f"{where}/{name}") for name, sub in value.items()}
+            elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+                out[key] = [self.schema(sub, f"{where}/{i}") for i, sub in enumerate(value)]
+            elif key in ("items", "additionalProperties", "unevaluatedProperties", "propertyNames"):
+                out[key] = self.schema(value, where)
+            else:
+                out[key] = value
+        return out
+
+    # Rewrites, each to a schema that admits no more values
+
+    def _merged(self, schema: Schema, path: str) -> Schema:
+        """Without allOf, and without keywords beside $ref, anyOf and oneOf: those are moved inside."""
+        for _ in range(_MAX_REFERENCES):
+            beside = [k for k in schema if k in _TYPED or k in ("type", "enum", "const")]
+            composed = [k for k in ("$ref", "allOf", "anyOf", "oneOf") if k in schema]
+            if "allOf" in schema and isinstance(schema["allOf"], list):
+                parts = [{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]]
+            elif "$ref" in schema and (beside or len(composed) > 1):
+                target = self._target(schema["$ref"])
+                if target is None:
+                    return schema
+                parts = [{k: v for k, v in schema.items() if k != "$ref"}, target]
+            else:
+                break
+            # It looks through to what stands beside it, unlike one inside a part.
+            outer = parts[0].pop("unevaluatedProperties", None)
+            narrows = any(isinstance(p, dict) and "unevaluatedProperties" in p for p in parts[1:])
+            if narrows and (outer is not None or {"anyOf", "oneOf"} & schema.keys()):
+                return schema
+            merged = self._merge_all(parts)
+            if merged is None:
+                return schema  # as it is: `_report` says so
+            schema = merged if outer is None else merged | {"unevaluatedProperties": outer}
+        for key in ("anyOf", "oneOf"):
+            beside = [k for k in schema if k not in _ANNOTATIONS and k != key]
+            branches = schema.get(key)
+            if branches and isinstance(branches, list) and beside:
+                outer = {k: schema[k] for k in ("unevaluatedProperties",) if k in schema}
+                base = {k: v for k, v in schema.items() if k != key and k not in outer}
+                merged_branches = [self._merge_all([base, branch]) for branch in branches]
+                if all(b is not None for b in merged_branches):
+                    keep = {k: v for k, v in schema.items() if k in _ANNOTATIONS}
+                    return keep | {key: [_bare(b) | outer for b in merged_branches if b is not None]}
+        return schema
+
+    def _merge_all(self, parts: list[Any]) -> Schema | None:
+        """One schema for all of `parts`; None when that cannot be written down."""
+        merged: Schema = {}
+        for part in parts:
+            if part is True:
+                continue
+            if not isinstance(part, dict):
+                return None
+            for _ in range(_MAX_REFERENCES):
+                if "$ref" not in part or not merged:
+                    break
+                target = self._target(part["$ref"])
+                if target is None:
+                    return None
+                part = _bare(target) | {k: v for k, v in part.items() if k != "$ref"}
+            together = _both(merged, part)
+            if together is None:
+                return None
+            merged = together
+        return merged
+
+    def _old_tuples(self, schema: Schema) -> None:
+        """`items` as a list is what drafts before 2020-12 call prefixItems."""
+        if isinstance(schema.get("items"), list):
+            schema["prefixItems"] = schema.pop("items")
+            if "additionalItems" in schema:
+                schema["items"] = schema.pop("additionalItems")
+
+    def _give_type(self, schema: Schema) -> None:
+        """Without a type, the keywords of one would be ignored."""
+        if not _SHAPES & schema.keys():
+            kind = next((kind for kind, keywords in _FAMILIES.items() if keywords & schema.keys()), None)
+            if kind is not None:
+                schema["type"] = kind
+
+    def _name_required(self, schema: Schema, path: str) -> None:
+        """A required property that `properties` does not have would be forbidden instead."""
+        required = schema.get("required")
+        if schema.get("type") != "object" or not isinstance(required, list):
+            return
+        properties = schema.get("properties") or {}
+        other = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+        patterns: Mapping[str, Any] = schema.get("patternProperties") or {}
+        added = {}
+        for name in required:
+            if isinstance(name, str) and name not in properties:
+                added[name] = next((s for p, s in patterns.items() if _matches(p, name)), other)
+        if any(sub is False for sub in added.values()):
+            raise GrammarError(f"{path}: a required property is forbidden by additionalProperties")
+        if added:
+            schema["properties"] = properties | added
+
+    # What is left
+
+    def _report(self, schema: Schema, path: str) -> None:
+        for key in sorted(_IGNORED & schema.keys()):
+            self._note(path, key)
+        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1:
+            self._note(path, "uniqueItems")
+        if "allOf" in schema:
+            self._note(path, "allOf (its parts cannot be merged)")
+        if isinstance(ref := schema.get("$ref"), str) and self._target(ref) is None:
+            self._note(path, f"$ref {ref!r} (only references inside the schema are followed)")
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str):
+            if re.search(r"\(\?[=!<]|\\[bB]|\\\d", pattern):
+                self._note(path, f"pattern {pattern!r} (look-around, \\b and back references)")
+            if {"minLength", "maxLength"} & schema.keys():
+                self._note(path, "minLength and maxLength beside pattern")
+        if isinstance(form := schema.get("format"), str) and form not in _FORMATS:
+            self._note(path, f"format {form!r}")
+        if len(schema.get("patternProperties") or {}) > 1:
+            self._note(path, "several patternProperties (of those that match a name, one is enforced)")
+        if {"patternProperties", "propertyNames"} <= schema.keys():
+            self._note(path, "propertyNames beside patternProperties")
+        if schema.get("properties") and {"patternProperties", "propertyNames"} & schema.keys():
+            self._note(path, "patternProperties or propertyNames beside properties")
+        number = schema.get("multipleOf")
+        if number is not None and (schema.get("type") != "integer" or not float(number).is_integer()):
+            self._note(path, "multipleOf of numbers that are not integers")
+
+    def _note(self, path: str, what: str) -> None:
+        self.notes.append(f"{what} at {path}")
+
+    def _target(self, ref: Any) -> Any:
+        """What a reference inside the schema points at (RFC 6901); None for any other."""
+        if ref == "#":
+            return self._root
+        if not isinstance(ref, str) or not ref.startswith("#/"):
+            return None
+        found = self._root
+        for part in ref[2:].split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, dict) and name in found:
+                found = found[name]
+            else:
+                return None
+        return found
+
+
+def _bare(schema: Any) -> Any:
+    """Without annotations, which say nothing about values."""
+    return {k: v for k, v in schema.items() if k not in _ANNOTATIONS} if isinstance(schema, dict) else schema
+
+
+def _both(a: Schema, b: Schema) -> Schema | None:
+    """A schema for the values that satisfy both; None when the two cannot be put together."""
+    out = dict(a)
+    for one, other in ((a, b), (b, a)):
+        # Closed to what it does not name itself, and so to the other's properties.
+        closed = any(
+            one.get(k, True) not in (True, {}) for k in ("additionalProperties", "unevaluatedProperties")
+        )
+        if closed and (other.get("properties") or {}).keys() - (one.get("properties") or {}).keys():
+            return None
+        if "prefixItems" in one and "items" in other and "prefixItems" not in other:
+            return None
+    for key, value in b.items():
+        if key not in out or out[key] == value:
+            out[key] = value
+        elif key in _ANNOTATIONS:
+            continue
+        elif key in _COMBINE:
+            combined = _COMBINE[key](out[key], value)
+            if combined is None:
+                return None
+            out[key] = combined
+        else:
+            return None
+    return out
+
+
+def _properties(a: Schema, b: Schema) -> Schema | None:
+    out = dict(a)
+    for name, sub in b.items():
+        if name not in out or out[name] is True or out[name] == {}:
+            out[name] = sub
+        elif sub is not True and sub != {} and sub != out[name]:
+            if not isinstance(sub, dict) or not isinstance(out[name], dict):
+                return None
+            together = _both(out[name], sub) if "$ref" not in sub and "$ref" not in out[name] else None
+            if together is None:
+                return None
+            out[name] = together
+    return out
+
+
+def _types(a: Any, b: Any) -> Any:
+    left, right = (x if isinstance(x, list) else [x] for x in (a, b))
+    if "number" in left and "integer" in right:
+        left = [*left, "integer"]
+    if "number" in right and "integer" in left:
+        right = [*right, "integer"]
+    shared = [t for t in left if t in right]
+    return None if not shared else shared[0] if len(shared) == 1 else shared
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "properties": _properties,
+    "required": lambda a, b: list(dict.fromkeys([*a, *b])),
+    "type": _types,
+    "enum": lambda a, b: [v for v in a if v in b] or None,
+    "additionalProperties": lambda a, b: b if a in (True, {}) else a if b in (True, {}) else None,
+    "minimum": max,
+    "exclusiveMinimum": max,
+    "minLength": max,
+    "minItems": max,
+    "minProperties": max,
+    "maximum": min,
+    "exclusiveMaximum": min,
+    "maxLength": min,
+    "maxItems": min,
+    "maxProperties": min,
+}
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return False
