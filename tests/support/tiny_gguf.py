@@ -106,7 +106,7 @@ class TinyLlama:
         writer = GGUFWriter(path, str(keys.pop("general.architecture", "llama")))
         for key, value in keys.items():
             if value is not None:
-                _add(writer, key, value)
+                add_key(writer, key, value)
         expected = {}
         for name, values in self._tensors(len(vocabulary["tokenizer.ggml.tokens"])).items():
             expected |= self._add_tensor(writer, name, values)
@@ -211,7 +211,8 @@ def pack(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.
     return blocks.reshape(values.shape[0], -1)
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Add a metadata key of the type that `value` has."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

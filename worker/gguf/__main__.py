@@ -1,4 +1,5 @@
-"""`python -I -m mlxhost.worker.gguf convert SRC.gguf DEST_DIR --dtype float32|bfloat16|float16`.
+"""`python -I -m mlxhost.worker.gguf convert SRC.gguf DEST_DIR --dtype float32|bfloat16|float16
+[--keep-quantised]`.
 
 Prints JSON lines: {"phase": "converting", "done": bytes, "total": bytes} at most ten a second, then
 {"directory": ...} and exit 0, or {"error": code, "message": ...} and exit 1. When stdin is a pipe, its end
@@ -30,10 +31,17 @@ def main() -> int:
     command.add_argument("source", type=Path)
     command.add_argument("directory", type=Path)
     command.add_argument("--dtype", choices=DTYPES, required=True)
+    command.add_argument("--keep-quantised", action="store_true", help="where MLX has a layout for it")
     arguments = parser.parse_args()
     _follow_parent()
     try:
-        convert(arguments.source, arguments.directory, arguments.dtype, _Progress())
+        convert(
+            arguments.source,
+            arguments.directory,
+            arguments.dtype,
+            _Progress(),
+            keep_quantised=arguments.keep_quantised,
+        )
     except ModelError as error:
         _say({"error": error.code, "message": str(error)})
         return 1

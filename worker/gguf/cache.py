@@ -10,8 +10,9 @@ CONVERTER_VERSION = 1  # raise it when the output for the same file changes
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def cached_directory(src: Path, dtype: str, cache_dir: Path) -> Path:
-    """The directory that holds, or will hold, `src` converted to `dtype`.
+def cached_directory(src: Path, dtype: str, cache_dir: Path, *, keep_quantised: bool = False) -> Path:
+    """The directory that holds, or will hold, `src` converted to `dtype`, its quantised tensors kept so or
+    not.
 
     Named after the file and a hash of (resolved path, size, modification time, converter version), so a
     file that changed gets a new one. Raises ModelError when `src` cannot be looked at.
@@ -25,7 +26,8 @@ def cached_directory(src: Path, dtype: str, cache_dir: Path) -> Path:
     key = f"{resolved}\0{stat.st_size}\0{stat.st_mtime_ns}\0{CONVERTER_VERSION}"
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:10]
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", src.stem).strip(".-")[:80] or "model"
-    return cache_dir / f"{stem}-{dtype}-{digest}"
+    form = f"{dtype}-quantised" if keep_quantised else dtype
+    return cache_dir / f"{stem}-{form}-{digest}"
 
 
 def is_complete(directory: Path) -> bool:

@@ -19,8 +19,10 @@ from mlxhost.worker.errors import ModelError
 from mlxhost.worker.gguf.architectures import plan
 from mlxhost.worker.gguf.cache import is_complete, lock_path, partial_path
 from mlxhost.worker.gguf.header import read_header
+from mlxhost.worker.gguf.quantisation import quantisation
+from mlxhost.worker.gguf.tensors import check_supported
 from mlxhost.worker.gguf.tokenizer import tokenizer_files
-from mlxhost.worker.gguf.weights import output_bytes, write_weights
+from mlxhost.worker.gguf.weights import outputs, write_weights
 
 Report = Callable[[int, int], None]  # bytes of the GGUF's tensors done, and in all (0: not known yet)
 
@@ -30,8 +32,11 @@ STUCK_S = 300.0
 SPARE_BYTES = 64 << 20  # tokenizer, config, and not to fill the disk to the last byte
 
 
-def convert(source: Path, directory: Path, dtype: str, report: Report) -> None:
-    """Make `directory` hold `source` in `dtype`; return at once when it does already.
+def convert(
+    source: Path, directory: Path, dtype: str, report: Report, *, keep_quantised: bool = False
+) -> None:
+    """Make `directory` hold `source` in `dtype`, or quantised as it is where `keep_quantised` and MLX has
+    such a layout; return at once when it does already.
 
     `report` is called often, at least once a WAIT_STEP_S while waiting. Raises ModelError.
     """
@@ -39,29 +44,32 @@ def convert(source: Path, directory: Path, dtype: str, report: Report) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(directory, report) as note:
             if not is_complete(directory):
-                _convert(source, directory, dtype, note)
+                _convert(source, directory, dtype, keep_quantised, note)
     except OSError as error:
         raise _cannot_write(directory, error) from None
 
 
-def _convert(source: Path, directory: Path, dtype: str, report: Report) -> None:
+def _convert(source: Path, directory: Path, dtype: str, keep_quantised: bool, report: Report) -> None:
     header = read_header(source)
     planned = plan(header)
+    check_supported(header, (tensor.source for tensor in planned.tensors if tensor.source))
     context = int(planned.config["max_position_embeddings"])
     files = tokenizer_files(header.metadata, planned.vocabulary, context)
+    written = outputs(planned.tensors, dtype, keep_quantised=keep_quantised)
+    config = {**planned.config, **files.generation_config, "torch_dtype": dtype}
+    if settings := quantisation(written):
+        config["quantization"] = settings
     partial = partial_path(directory)
     if partial.exists():
         shutil.rmtree(partial)
-    _check_room(directory.parent, output_bytes(planned.tensors, dtype))
+    _check_room(directory.parent, sum(output.nbytes for output in written))
     partial.mkdir(mode=0o700)
     try:
-        write_weights(source, planned.tensors, partial, dtype, report)
+        write_weights(source, written, partial, dtype, report)
         (partial / "tokenizer.json").write_text(files.tokenizer, encoding="utf-8")
         _write_json(partial / "tokenizer_config.json", files.tokenizer_config)
         _write_json(partial / "generation_config.json", files.generation_config)
-        _write_json(
-            partial / "config.json", {**planned.config, **files.generation_config, "torch_dtype": dtype}
-        )
+        _write_json(partial / "config.json", config)
         for path in (*partial.iterdir(), partial):
             _sync(path)
         partial.rename(directory)

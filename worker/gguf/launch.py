@@ -22,21 +22,23 @@ OnProgress = Callable[[int, int], None]  # bytes of the GGUF done, and in all (0
 SILENCE_S = 180.0
 
 
-def ensure_converted(src: Path, dtype: str, cache_dir: Path, on_progress: OnProgress) -> Path:
-    """The model directory of GGUF file `src` in `dtype`, converted now if it is not cached yet.
+def ensure_converted(
+    src: Path, dtype: str, cache_dir: Path, on_progress: OnProgress, *, keep_quantised: bool = False
+) -> Path:
+    """The model directory of GGUF file `src` in `dtype`, converted now if it is not cached yet. With
+    `keep_quantised`, tensors that MLX has a layout for stay quantised.
 
     Blocks for as long as the conversion takes; `on_progress` is called about ten times a second, and the
     conversion is killed when it raises. Raises ModelError with the converter's code: bad_model,
     unsupported_architecture, unsupported_quantisation, unsupported_tokenizer, cannot_write, or
     conversion_failed.
     """
-    directory = cached_directory(src, dtype, cache_dir)
+    directory = cached_directory(src, dtype, cache_dir, keep_quantised=keep_quantised)
     if is_complete(directory):
         return directory
     command = [sys.executable, "-I", "-m", "mlxhost.worker.gguf", "convert", str(src), str(directory)]
-    with subprocess.Popen(
-        [*command, "--dtype", dtype], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    command += ["--dtype", dtype, *(["--keep-quantised"] if keep_quantised else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             for message in _messages(process, src):
                 if "phase" in message:

@@ -60,7 +60,7 @@ def _llama3(header: Header, head_dim: int, theta: float, tensor: TensorInfo) -> 
         raise ModelError(
             "bad_model", f"{header.path}: tensor {tensor.name} has the shape {list(tensor.shape)}"
         )
-    divisors = read_tensor(header.path, tensor)
+    divisors = read_tensor(header, tensor)
     if np.all(divisors == 1.0):
         return None
     factor = float(divisors.max())

@@ -1,7 +1,7 @@
-"""Tensor data of a GGUF file, dequantised to float32 some rows at a time."""
+"""Tensor data of a GGUF file, some rows at a time: as it lies there, or dequantised to float32."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from mlxhost.worker.errors import ModelError
-from mlxhost.worker.gguf.header import TensorInfo
+from mlxhost.worker.gguf.header import Header, TensorInfo
 
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 16 << 20  # of float32 output at a time; dequantising takes a few times that
 
@@ -29,27 +30,30 @@ SUPPORTED = frozenset(
 )
 
 
-def check_supported(path: Path, tensor: TensorInfo) -> None:
-    """Raises ModelError("unsupported_quantisation") naming a type that cannot be dequantised."""
-    if tensor.kind not in SUPPORTED:
-        raise ModelError(
-            "unsupported_quantisation",
-            f"{path}: tensor {tensor.name} has the quantisation {tensor.kind.name}, which is not supported; "
-            "get the model in a common one such as Q4_K_M or Q8_0",
-        )
+def check_supported(header: Header, tensors: Iterable[TensorInfo]) -> None:
+    """Raises ModelError("unsupported_quantisation") naming the first tensor that cannot be dequantised, and
+    what can."""
+    for tensor in tensors:
+        if tensor.kind not in SUPPORTED:
+            raise ModelError(
+                "unsupported_quantisation",
+                f"{header.path}: tensor {tensor.name} has the quantisation {tensor.kind.name}, which is not "
+                f"supported (supported: {', '.join(sorted(kind.name for kind in SUPPORTED))})",
+            )
 
 
-def read_tensor(path: Path, tensor: TensorInfo) -> Floats:
-    """The whole of a small tensor, in its own shape."""
-    check_supported(path, tensor)
-    with path.open("rb") as file:
-        rows = list(read_rows(file.fileno(), path, tensor, 1))
+def read_tensor(header: Header, tensor: TensorInfo) -> Floats:
+    """The whole of a small tensor, in its own shape. Raises ModelError as the functions around do."""
+    check_supported(header, [tensor])
+    with header.path.open("rb") as file:
+        rows = list(read_rows(file.fileno(), header.path, tensor, 1))
     return np.concatenate(rows).reshape(tensor.shape)
 
 
-def read_rows(fd: int, path: Path, tensor: TensorInfo, group: int) -> Iterator[Floats]:
-    """Consecutive rows of `tensor` as (rows, row length) arrays of about CHUNK_BYTES, a multiple of `group`
-    rows each. A vector is one row. Raises ModelError("bad_model") for data that is not finite or short.
+def read_blocks(fd: int, path: Path, tensor: TensorInfo, group: int) -> Iterator[Bytes]:
+    """Consecutive rows of `tensor` as the file has them, (rows, bytes a row), so many at a time that they
+    make about CHUNK_BYTES of float32, and a multiple of `group`. A vector is one row. Raises
+    ModelError("bad_model") when the file ends.
     """
     length = tensor.shape[-1]
     count = int(np.prod(tensor.shape[:-1], dtype=np.int64))
@@ -59,15 +63,25 @@ def read_rows(fd: int, path: Path, tensor: TensorInfo, group: int) -> Iterator[F
     for first in range(0, count, step):
         rows = min(step, count - first)
         raw = _read(fd, path, tensor.offset + first * row_bytes, rows * row_bytes)
+        yield np.frombuffer(raw, np.uint8).reshape(rows, row_bytes)
+
+
+def read_rows(fd: int, path: Path, tensor: TensorInfo, group: int) -> Iterator[Floats]:
+    """What `read_blocks` gives, dequantised: (rows, row length). Raises ModelError("bad_model") for values
+    that are not finite."""
+    for blocks in read_blocks(fd, path, tensor, group):
         # A damaged block can hold any bit pattern; what it gives is judged below.
         with np.errstate(all="ignore"):
-            values = dequantize(np.frombuffer(raw, np.uint8).reshape(rows, row_bytes), tensor.kind)
-        values = np.ascontiguousarray(values, np.float32).reshape(rows, length)
+            values = dequantize(blocks, tensor.kind)
+        values = np.ascontiguousarray(values, np.float32).reshape(len(blocks), tensor.shape[-1])
         if not np.isfinite(values).all():
-            raise ModelError(
-                "bad_model", f"{path}: damaged: tensor {tensor.name} holds values that are not finite"
-            )
+            raise not_finite(path, tensor)
         yield values
+
+
+def not_finite(path: Path, tensor: TensorInfo) -> ModelError:
+    """An error about infinities or NaNs in `tensor`, for the caller to raise."""
+    return ModelError("bad_model", f"{path}: damaged: tensor {tensor.name} holds values that are not finite")
 
 
 def _read(fd: int, path: Path, offset: int, count: int) -> bytes:

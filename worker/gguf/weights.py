@@ -1,33 +1,37 @@
 """Writes a plan's tensors as safetensors, streaming: memory holds one chunk of rows, never a tensor.
 
-safetensors' own writers want every tensor of a file in memory at once. The format is simple enough to be
-written as it goes: 8 bytes of header length, a JSON header of names, dtypes, shapes and offsets (all known
-before the first weight is read), then the data (https://github.com/huggingface/safetensors#format).
+A tensor is written in one of two forms: dequantised and cast to a dtype, or repacked into MLX's quantised
+layout, as three tensors (`weight`, `scales`, `biases`) with the file's own codes.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 
 from mlxhost.worker.errors import ModelError
-from mlxhost.worker.gguf.architectures import PlannedTensor
-from mlxhost.worker.gguf.tensors import Floats, check_supported, read_rows
+from mlxhost.worker.gguf.header import TensorInfo
+from mlxhost.worker.gguf.plan import PlannedTensor
+from mlxhost.worker.gguf.repack import LAYOUTS, Layout, repack
+from mlxhost.worker.gguf.safetensors import Stored, encode_header
+from mlxhost.worker.gguf.tensors import Floats, not_finite, read_blocks, read_rows
 
 MAX_SHARD_BYTES = 4 << 30
 
 Report = Callable[[int, int], None]  # bytes of the GGUF's tensors done, and in all
 
+_WHOLE = "model.safetensors"
+
 
 @dataclass(frozen=True)
 class _Form:
     tag: str
-    itemsize: int
     cast: Callable[[Floats], NDArray[Any]]
 
 
@@ -43,121 +47,165 @@ def _float16(values: Floats) -> NDArray[np.float16]:
 
 
 FORMS = {
-    "float32": _Form("F32", 4, lambda values: values),
-    "bfloat16": _Form("BF16", 2, _bfloat16),
-    "float16": _Form("F16", 2, _float16),
+    "float32": _Form("F32", lambda values: values),
+    "bfloat16": _Form("BF16", _bfloat16),
+    "float16": _Form("F16", _float16),
 }
 
 
-def output_bytes(tensors: list[PlannedTensor], dtype: str) -> int:
-    """Bytes that the weights take on disk, headers aside."""
-    return sum(_size(tensor, FORMS[dtype]) for tensor in tensors)
+def layout_of(tensor: PlannedTensor) -> Layout | None:
+    """MLX's quantised layout of a tensor, when there is one for its kind."""
+    if tensor.source is None or len(tensor.shape) < 2:
+        return None
+    layout = LAYOUTS.get(tensor.source.kind)
+    # An mxfp4 embedding gives bfloat16 whatever the model computes in.
+    return None if layout and layout.mode == "mxfp4" and "embed" in tensor.name else layout
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor of the plan and what is written of it."""
+
+    tensor: PlannedTensor
+    layout: Layout | None
+    stored: dict[str, Stored]  # by part; a tensor that is not quantised has one
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.stored.values())
+
+
+def outputs(tensors: Iterable[PlannedTensor], dtype: str, *, keep_quantised: bool) -> list[Output]:
+    """What is written of `tensors`: in `dtype` (a key of FORMS), or quantised where `keep_quantised` and a
+    layout allow it."""
+    return [_output(tensor, dtype, layout_of(tensor) if keep_quantised else None) for tensor in tensors]
+
+
+def _output(tensor: PlannedTensor, dtype: str, layout: Layout | None) -> Output:
+    if layout is None:
+        whole = Stored(tensor.name, FORMS[dtype].tag, tensor.shape)
+        return Output(tensor, None, {"weight": whole})
+    layer = tensor.name.removesuffix(".weight")
+    parts = layout.parts(tensor.shape)
+    return Output(tensor, layout, {n: Stored(f"{layer}.{n}", tag, s) for n, (tag, s) in parts.items()})
 
 
 def write_weights(
     source: Path,
-    tensors: list[PlannedTensor],
+    written: Sequence[Output],
     directory: Path,
     dtype: str,
     report: Report,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write `tensors` to model.safetensors, or to numbered shards and their index, in `directory`.
+    """Write `written` to model.safetensors, or to numbered shards and their index, in `directory`.
 
-    Raises ModelError for a quantisation that is not supported (before anything is written), for damaged
-    data and for values too large for float16; OSError when the disk does not take it.
+    Raises ModelError for damaged data and for values too large for float16; OSError when the disk does not
+    take it.
     """
-    for tensor in tensors:
-        if tensor.source is not None:
-            check_supported(source, tensor.source)
-    form = FORMS[dtype]
-    shards = _shards(tensors, form, max_shard_bytes)
-    total = sum(tensor.source.nbytes for tensor in tensors if tensor.source is not None)
+    shards = _shards(written, max_shard_bytes)
+    total = sum(o.tensor.source.nbytes for o in written if o.tensor.source is not None)
     done = 0
     weight_map: dict[str, str] = {}
     with source.open("rb") as file:
         for number, shard in enumerate(shards, 1):
             name = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else _WHOLE
-            with (directory / name).open("wb") as out:
-                out.write(_header(shard, form))
-                for tensor in shard:
-                    weight_map[tensor.name] = name
-                    done = _write_tensor(file, source, tensor, form, out, report, done, total)
-                out.flush()
+            stored = [part for output in shard for part in output.stored.values()]
+            weight_map |= {part.name: name for part in stored}
+            with (directory / name).open("wb", buffering=0) as out:
+                head = encode_header(stored)
+                _write(out.fileno(), head, 0)
+                start = len(head)
+                os.truncate(out.fileno(), start + sum(part.nbytes for part in stored))
+                for output in shard:
+                    info = output.tensor.source
+                    if info is not None:  # else the zeros that are there already
+                        for share in _write_tensor(
+                            file.fileno(), source, info, output, dtype, out.fileno(), start
+                        ):
+                            report(done + int(info.nbytes * share), total)
+                        done += info.nbytes
+                    start += output.nbytes
                 os.fsync(out.fileno())
     if len(shards) > 1:
-        index = {"metadata": {"total_size": output_bytes(tensors, dtype)}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": sum(o.nbytes for o in written)}, "weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-_WHOLE = "model.safetensors"
-
-
 def _write_tensor(
-    file: BinaryIO,
-    path: Path,
-    tensor: PlannedTensor,
-    form: _Form,
-    out: BinaryIO,
-    report: Report,
-    done: int,
-    total: int,
-) -> int:
-    if tensor.source is None:
-        out.write(bytes(_size(tensor, form)))
-        return done
+    fd: int, path: Path, info: TensorInfo, output: Output, dtype: str, out: int, start: int
+) -> Iterator[float]:
+    """Write a tensor's parts from byte `start` of `out` on; yields the share that is done."""
+    places = {}
+    for name, part in output.stored.items():
+        places[name] = start
+        start += part.nbytes
+    rows = int(np.prod(output.tensor.shape[:-1], dtype=np.int64))
+    done = 0
+    if output.layout:
+        chunks = _repacked(fd, path, info, output.tensor, output.layout)
+    else:
+        chunks = _dequantised(fd, path, info, output.tensor, dtype)
+    for chunk in chunks:
+        for name, values in chunk.items():
+            places[name] += _write(out, np.ascontiguousarray(values).data.cast("B"), places[name])
+        done += len(chunk["weight"]) if rows > 1 else 1
+        yield done / rows
+
+
+def _dequantised(
+    fd: int, path: Path, info: TensorInfo, tensor: PlannedTensor, dtype: str
+) -> Iterator[dict[str, NDArray[Any]]]:
     vector = len(tensor.shape) == 1
-    read = 0
-    for rows in read_rows(file.fileno(), path, tensor.source, tensor.head_rows or 1):
+    for rows in read_rows(fd, path, info, tensor.head_rows or 1):
         values = rows.reshape(-1) if vector else rows
         if tensor.head_rows:
             values = half_split(values, tensor.head_rows)
+        if tensor.shift:
+            values = values + np.float32(tensor.shift)
         try:
-            out.write(np.ascontiguousarray(form.cast(values)).data)
+            yield {"weight": FORMS[dtype].cast(np.ascontiguousarray(values))}
         except FloatingPointError:
             raise ModelError(
-                "bad_model", f"{path}: tensor {tensor.source.name} does not fit float16; choose bfloat16"
+                "bad_model", f"{path}: tensor {info.name} does not fit float16; choose bfloat16"
             ) from None
-        read += rows.size
-        report(done + tensor.source.nbytes * read // int(np.prod(tensor.shape)), total)
-    return done + tensor.source.nbytes
 
 
-def half_split(values: Floats, head_rows: int) -> Floats:
+def _repacked(
+    fd: int, path: Path, info: TensorInfo, tensor: PlannedTensor, layout: Layout
+) -> Iterator[dict[str, NDArray[Any]]]:
+    _, block_bytes = GGML_QUANT_SIZES[info.kind]
+    for rows in read_blocks(fd, path, info, tensor.head_rows or 1):
+        blocks = half_split(rows, tensor.head_rows) if tensor.head_rows else rows
+        parts = repack(np.ascontiguousarray(blocks), layout, block_bytes)
+        if parts is None:
+            raise not_finite(path, info)
+        yield parts
+
+
+def half_split(rows: NDArray[Any], head_rows: int) -> NDArray[Any]:
     """Rows of q or k in Hugging Face's order. llama.cpp interleaves the two halves of each head's rows
     (convert_hf_to_gguf's `permute`), for its rope pairs neighbours."""
-    paired = values.reshape(-1, head_rows // 2, 2, *values.shape[1:])
-    return paired.swapaxes(1, 2).reshape(values.shape)
+    paired = rows.reshape(-1, head_rows // 2, 2, *rows.shape[1:])
+    return paired.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _shards(tensors: list[PlannedTensor], form: _Form, limit: int) -> list[list[PlannedTensor]]:
-    shards: list[list[PlannedTensor]] = [[]]
+def _shards(written: Sequence[Output], limit: int) -> list[list[Output]]:
+    shards: list[list[Output]] = [[]]
     size = 0
-    for tensor in tensors:
-        grown = size + _size(tensor, form)
+    for output in written:
+        grown = size + output.nbytes
         if shards[-1] and grown > limit:
             shards.append([])
-            grown = _size(tensor, form)
-        shards[-1].append(tensor)
+            grown = output.nbytes
+        shards[-1].append(output)
         size = grown
     return shards
 
 
-def _header(shard: list[PlannedTensor], form: _Form) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    offset = 0
-    for tensor in shard:
-        end = offset + _size(tensor, form)
-        entries[tensor.name] = {
-            "dtype": form.tag,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(entries, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)  # keeps the data aligned
-    return len(encoded).to_bytes(8, "little") + encoded
-
-
-def _size(tensor: PlannedTensor, form: _Form) -> int:
-    return int(np.prod(tensor.shape, dtype=np.int64)) * form.itemsize
+def _write(fd: int, data: bytes | memoryview, at: int) -> int:
+    """All of `data` at offset `at`; how many bytes that were."""
+    done = 0
+    while done < len(data):  # one pwrite takes at most 2 GiB
+        done += os.pwrite(fd, data[done:], at + done)
+    return done
