@@ -1,7 +1,7 @@
 """The estimate of a model's memory: one call, from a path to numbers."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +10,7 @@ from mlxhost.supervisor.cores import available_cores
 from mlxhost.supervisor.errors import ModelError
 from mlxhost.supervisor.estimate.fields import Fields, Unsized
 from mlxhost.supervisor.estimate.layers import Layer, layers_of
-from mlxhost.supervisor.estimate.tensors import Tensor, read_tensors
+from mlxhost.supervisor.estimate.tensors import read_tensors
 from mlxhost.supervisor.estimate.transient import chunk_tokens, transient_bytes
 from mlxhost.supervisor.estimate.weights import ITEMSIZE, weights_bytes
 from mlxhost.supervisor.modelfiles import GGUF_SUFFIX, check_model, read_json
@@ -18,7 +18,7 @@ from mlxhost.supervisor.modelfiles import GGUF_SUFFIX, check_model, read_json
 SERVING_CONTEXT = 8192  # tokens that a model is sized for when nothing else is asked
 PROCESS_BYTES = 48 * 1024 * 1024  # a worker before its weights: interpreter, MLX, BLAS (docs/fit.md)
 CACHE_STEP = 256  # tokens by which a KV cache grows
-BACKENDS = ("cpu", "metal", "cuda")
+_LONGEST = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
 AUTO_DTYPE = {"cpu": "float32", "metal": "bfloat16", "cuda": "bfloat16"}
 
 
@@ -70,11 +70,16 @@ def estimate(path: Path, dtype: str = "auto", context: int = 0, backend: str = "
     `context` 0: SERVING_CONTEXT; both are bounded by the model. `backend` empty: this machine's. Reads
     headers only. Raises ModelError, naming file and field, for files that cannot be what they claim.
     """
+    return sizer(path, dtype, backend).at(context)
+
+
+def sizer(path: Path, dtype: str = "auto", backend: str = "") -> "Sizer":
+    """The same for any context, the files read once. Raises ModelError."""
     backend = backend or machine_backend()
     chosen = AUTO_DTYPE[backend] if dtype == "auto" else dtype
     if chosen not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(ITEMSIZE)}")
-    return _estimate(path, _stamp(path), chosen, context, backend)
+    return _sizer(path, _stamp(path), chosen, backend)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -88,9 +93,11 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=256)
-def _estimate(path: Path, stamp: tuple[int, int, int], dtype: str, context: int, backend: str) -> Estimate:
+def _sizer(path: Path, stamp: tuple[int, int, int], dtype: str, backend: str) -> "Sizer":
     if path.is_dir() and (path / "model_index.json").is_file() and not (path / "config.json").is_file():
-        return _pipeline(path, dtype, backend)
+        return Sizer(
+            Fields(path, {}), sum(f.stat().st_size for f in path.glob("*/*.safetensors")), dtype, backend
+        )
     check_model(path)
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
         from mlxhost.supervisor.estimate.gguf import read_gguf
@@ -98,42 +105,57 @@ def _estimate(path: Path, stamp: tuple[int, int, int], dtype: str, context: int,
         fields, tensors = read_gguf(path, keep_quantised=backend != "cpu")
     else:
         fields, tensors = Fields(path / "config.json", read_json(path / "config.json")), read_tensors(path)
-    return estimate_of(fields, tensors, dtype, context, backend)
-
-
-def estimate_of(fields: Fields, tensors: list[Tensor], dtype: str, context: int, backend: str) -> Estimate:
-    """The estimate from a config and a list of tensors. Pure."""
-    size = ITEMSIZE[dtype]
     weights = weights_bytes(tensors, fields, dtype, expand_quantised=backend == "cpu")
-    notes = list(_notes(fields, backend))
-    try:
-        longest = fields.count(
-            "max_position_embeddings", "max_seq_len", "n_positions", "seq_length", default=SERVING_CONTEXT
+    return Sizer(fields, weights, dtype, backend)
+
+
+@dataclass(frozen=True)
+class Sizer:
+    """A model's config and the bytes of its weights. `fields` without any value: a pipeline of several
+    models (diffusers' form), which decides itself what it keeps in memory."""
+
+    fields: Fields
+    weights: int
+    dtype: str
+    backend: str
+
+    def at(self, context: int) -> Estimate:
+        """The estimate for `context` tokens. Raises ModelError for a field that makes no sense."""
+        found = Estimate(
+            weights_bytes=self.weights,
+            kv_bytes_per_token=0,
+            kv_fixed_bytes=0,
+            transient_bytes=0,
+            process_bytes=PROCESS_BYTES,
+            context=context or SERVING_CONTEXT,
+            max_context=0,
+            dtype=self.dtype,
+            backend=self.backend,
         )
-        served = min(context or SERVING_CONTEXT, longest or SERVING_CONTEXT)
+        if not self.fields.whole:
+            note = "a pipeline of several models plans its own memory"
+            return replace(found, plans_own_memory=True, notes=(note,))
+        notes = _notes(self.fields, self.backend)
+        try:
+            return self._sized(replace(found, notes=tuple(notes)))
+        except Unsized as missing:
+            notes.append(f"only the weights are counted: {missing}")
+            return replace(found, sized=False, notes=tuple(notes))
+
+    def _sized(self, found: Estimate) -> Estimate:
+        fields, size = self.fields, ITEMSIZE[self.dtype]
+        longest = fields.count(*_LONGEST, default=SERVING_CONTEXT) or SERVING_CONTEXT
+        served = min(found.context, longest)
         layers = layers_of(fields)
-        chunk = chunk_tokens(weights, size, backend, available_cores(), served)
-        transient = transient_bytes(fields, layers, chunk, served, size, backend)
-    except Unsized as missing:
-        notes.append(f"only the weights are counted: {missing}")
-        return Estimate(
-            weights, 0, 0, 0, PROCESS_BYTES, context or SERVING_CONTEXT, 0, dtype, backend,
-            sized=False, notes=tuple(notes),
-        )  # fmt: skip
-    per_token = size * sum(layer.per_token for layer in layers if not layer.window)
-    fixed = sum(_fixed(layer, served, size) for layer in layers)
-    return Estimate(
-        weights,
-        per_token,
-        fixed,
-        transient,
-        PROCESS_BYTES,
-        served,
-        longest,
-        dtype,
-        backend,
-        notes=tuple(notes),
-    )
+        chunk = chunk_tokens(self.weights, size, self.backend, available_cores(), served)
+        return replace(
+            found,
+            kv_bytes_per_token=size * sum(layer.per_token for layer in layers if not layer.window),
+            kv_fixed_bytes=sum(_fixed(layer, served, size) for layer in layers),
+            transient_bytes=transient_bytes(fields, layers, chunk, served, size, self.backend),
+            context=served,
+            max_context=longest,
+        )
 
 
 def _fixed(layer: Layer, context: int, size: int) -> int:
@@ -153,15 +175,6 @@ def _notes(fields: Fields, backend: str) -> list[str]:
     if isinstance(experts, int) and experts > 1:
         notes.append(f"all {experts} experts of a layer are in memory, whichever a token uses")
     return notes
-
-
-def _pipeline(path: Path, dtype: str, backend: str) -> Estimate:
-    """Several models under one index (diffusers' form): it decides itself what it keeps in memory."""
-    weights = sum(file.stat().st_size for file in path.glob("*/*.safetensors"))
-    return Estimate(
-        weights, 0, 0, 0, PROCESS_BYTES, 0, 0, dtype, backend, plans_own_memory=True,
-        notes=("a pipeline of several models plans its own memory",),
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -132,7 +132,8 @@ def _lfm2(fields: Fields, count: int) -> Kinds:
 
 
 def _nemotron_h(fields: Fields, count: int) -> Kinds:
-    pattern = str(fields.values.get("hybrid_override_pattern", ""))
+    given = fields.values.get("hybrid_override_pattern", "")
+    pattern = "".join(map(str, given)) if isinstance(given, list) else str(given)
     marks = {"M": RECURRENT, "*": FULL, "-": NONE, "E": NONE}
     if len(pattern) < count or not set(pattern) <= marks.keys():
         raise fields.bad(
@@ -171,6 +172,10 @@ def _recurrent_gemma(fields: Fields, count: int) -> Kinds:
     return [SLIDING if block[i % len(block)] == "attention" else RECURRENT for i in range(count)]
 
 
+def _unknown(fields: Fields, count: int) -> Kinds:
+    raise Unsized(f"how layers of the kind {fields.model_type} share their caches is not known")
+
+
 def _exaone4(fields: Fields, count: int) -> Kinds:
     pattern = fields.values.get("sliding_window_pattern")
     if not isinstance(pattern, str) or not pattern:
@@ -183,6 +188,9 @@ def _llama4(fields: Fields, count: int) -> Kinds:
 
 
 _RULES: dict[str, Callable[[Fields, int], Kinds]] = {
+    "afm7": _unknown,
+    "baichuan_m1": _unknown,
+    "nemotron-nas": _unknown,
     "gemma3_text": _patterned(6),
     "gemma3": _patterned(6),
     "gemma3n_text": _shared(_patterned(5)),
