@@ -19,6 +19,8 @@ from mlxhost.wire.errors import DecodeError, HandshakeRefused
 
 HANDSHAKE_S = 30.0
 
+OnNews = Callable[[control.News], None]
+
 
 class ControlLink:
     """A DEALER on the supervisor's control ROUTER."""
@@ -30,7 +32,8 @@ class ControlLink:
         self.on_fleet: Callable[[control.Fleet], None] | None = None
         self.on_stop: Callable[[float], None] | None = None  # told the deadline in seconds
         self._early: list[control.Fleet | control.Stop] = []
-        self._calls: dict[str, asyncio.Future[control.Reply]] = {}
+        self._calls: dict[str, tuple[asyncio.Future[control.Reply], OnNews]] = {}
+        self._on_keys: Callable[[control.Keys], None] | None = None
         self._allowed = control.Allowed([])
         self._on_allowed: Callable[[control.Allowed], None] | None = None
         socket = context.socket(zmq.DEALER)
@@ -73,18 +76,33 @@ class ControlLink:
         for message in early:
             self._pass_on(message)
 
+    def watch_keys(self, on_keys: Callable[[control.Keys], None]) -> None:
+        """Tell `on_keys` of the API keys at each change."""
+        self._on_keys = on_keys
+
     def watch_allowed(self, on_allowed: Callable[[control.Allowed], None]) -> None:
         """Tell `on_allowed` which machines may connect, now and at each change."""
         self._on_allowed = on_allowed
         on_allowed(self._allowed)
 
-    async def call(self, op: str, args: dict[str, Any], deadline_s: float) -> control.Reply:
-        """Have the supervisor do something. Raises TimeoutError."""
+    async def call(
+        self,
+        op: str,
+        args: dict[str, Any],
+        deadline_s: float,
+        *,
+        target: str = "",
+        grace_s: float = 0.0,
+        on_news: OnNews = lambda _: None,
+    ) -> control.Reply:
+        """Have the supervisor do something. News on the way go to `on_news`. The answer is waited for
+        `grace_s` longer than the supervisor waits itself. Raises TimeoutError."""
         call_id = secrets.token_hex(8)
-        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        answer = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer, on_news
         try:
-            self._send(control.Ctl(call_id, op, args=args, deadline_s=deadline_s))
-            return await asyncio.wait_for(answer, deadline_s)
+            self._send(control.Ctl(call_id, op, target, args, deadline_s))
+            return await asyncio.wait_for(answer, deadline_s + grace_s)
         finally:
             del self._calls[call_id]
 
@@ -131,8 +149,16 @@ class ControlLink:
                 if self._on_allowed is not None:
                     self._on_allowed(message)
             case control.Reply():
-                if (answer := self._calls.get(message.call_id)) and not answer.done():
+                answer, _ = self._calls.get(message.call_id, (None, None))
+                if answer is not None and not answer.done():
                     answer.set_result(message)
+            case control.News():
+                _, tell = self._calls.get(message.call_id, (None, None))
+                if tell is not None:
+                    tell(message)
+            case control.Keys():
+                if self._on_keys is not None:
+                    self._on_keys(message)
             case control.Ctl():
                 self._send(operations.answer(message))
             case _:

@@ -74,6 +74,25 @@ class ContextLengthExceeded(BadRequest):
         )
 
 
+class InvalidKey(ApiError):
+    """401: the route needs an API key, and none, or a wrong one, was shown."""
+
+    def __init__(self, *, given: bool) -> None:
+        what = "the API key is not valid" if given else "this needs an API key"
+        super().__init__(
+            f"{what}; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            status=401,
+            code="invalid_api_key",
+        )
+
+
+class Forbidden(ApiError):
+    """403: the key, or the way the request came, does not open this route."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=403, code="forbidden")
+
+
 class NoSuchRoute(ApiError):
     """404: unknown path."""
 

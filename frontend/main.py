@@ -22,6 +22,7 @@ from mlxhost.frontend.control import ControlLink
 from mlxhost.frontend.dispatch import Dispatcher, data_endpoint
 from mlxhost.frontend.garbage import Garbage
 from mlxhost.frontend.gate import Gate, RequestIds
+from mlxhost.frontend.http.access import Access
 from mlxhost.frontend.http.app import build_app
 from mlxhost.frontend.http.sse import KeepAlive
 from mlxhost.frontend.models import ModelTable
@@ -102,8 +103,11 @@ class Frontend:
             gate=gate,
             request_ids=RequestIds(),
             keep_alive=KeepAlive(),
+            control=link,
+            access=Access(init.frontend.keys),
             max_body_bytes=init.frontend.max_body_bytes,
         )
+        link.watch_keys(services.access.replace)
 
         def on_fleet(fleet: Fleet) -> None:
             gate.set_open(fleet.accepting)
@@ -121,6 +125,9 @@ class Frontend:
         await runner.setup()
         listener = socket.socket(fileno=init.frontend.listen_fd)
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        if init.frontend.admin_fd >= 0:
+            local = socket.socket(fileno=init.frontend.admin_fd)
+            await web.SockSite(runner, local, backlog=BACKLOG).start()
         link.serve(on_fleet, self._on_stop, init.frontend.url, remote.endpoint if remote else "")
         logs.info("serving", url=init.frontend.url, epoch=self._boot.epoch)
 

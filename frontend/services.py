@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from mlxhost.frontend.control import ControlLink
 from mlxhost.frontend.dispatch import Dispatcher
 from mlxhost.frontend.gate import Gate, RequestIds
+from mlxhost.frontend.http.access import Access
 from mlxhost.frontend.http.sse import KeepAlive
 from mlxhost.frontend.models import ModelTable
 from mlxhost.frontend.text.model import TextModels
@@ -19,4 +21,6 @@ class Services:
     gate: Gate
     request_ids: RequestIds
     keep_alive: KeepAlive
+    control: ControlLink
+    access: Access
     max_body_bytes: int

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from aiohttp import web
 
 from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, BodyTooLarge, InternalError, NoSuchRoute, WrongMethod
-from mlxhost.frontend.http import health
+from mlxhost.frontend.http import admin, health
 from mlxhost.frontend.http.context import RequestLog, log_key, request_id_of, services_key, services_of
 from mlxhost.frontend.openai.chat import chat_completions
 from mlxhost.frontend.openai.completions import completions
@@ -31,6 +32,8 @@ def build_app(services: Services) -> web.Application:
             web.post("/v1/completions", _admitted(completions)),
             web.get("/v1/models", list_models),
             web.get("/v1/models/{id:.+}", get_model),
+            web.get("/admin/status", admin.status),
+            web.post("/admin/{operation:[a-z_-]+}", admin.operate),
             web.get("/health", health.health),
             web.get("/ready", health.ready),
             web.get("/", health.index),
@@ -81,6 +84,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def _answer(http: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        services_of(http).access.check(http)
         return await handler(http)
     except ApiError as error:
         return _failed(http, error)
@@ -103,9 +107,9 @@ async def _answer(http: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _failed(http: web.Request, error: ApiError) -> web.Response:
     http[log_key].note = error.code or error.kind
+    headers = error_headers(error)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     return web.Response(
-        status=error.status,
-        body=error_body(error),
-        content_type="application/json",
-        headers=error_headers(error),
+        status=error.status, body=error_body(error), content_type="application/json", headers=headers
     )

@@ -116,7 +116,7 @@ def row_specs(
                     sampling=sampling(request, defaults, choice),
                     limits=row_limits,
                     priority=request.priority or 0,
-                    client=request.user or client,
+                    client=client,
                     session_id=hints.session,
                     trace=trace,
                     hints=hints,

@@ -13,6 +13,7 @@ from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, InternalError, InvalidGrammar
 from mlxhost.frontend.generation import Choice, Ending, Generation, Piece
 from mlxhost.frontend.hints import hints_of
+from mlxhost.frontend.http.access import client_of
 from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import log_key, services_of
 from mlxhost.frontend.http.sse import DONE, EventStream, event
@@ -84,7 +85,7 @@ async def serve(
         prepared.text.defaults.overlaid(prepared.model.sampling_defaults),
         [(p.ids, p.max_tokens) for p in prompts],
         request_id=log.request_id,
-        client=http.remote or "",
+        client=client_of(http, body.user),
         trace=http.headers.get("traceparent", ""),
         hints=hints_of(
             http.headers, session=body.session_id or body.prompt_cache_key, room=body.bootstrap_room
