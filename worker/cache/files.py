@@ -70,7 +70,7 @@ def write(directory: Path, header: Header, pieces: Sequence[Piece]) -> int:
     tensors: dict[str, Any] = {}
     at = 0
     for i, piece in enumerate(pieces):
-        digest.update(piece.data)
+        _add(digest, piece)
         end = at + piece.data.nbytes
         tensors[str(i)] = {
             "dtype": DTYPES[piece.dtype],
@@ -128,9 +128,8 @@ def read(directory: Path, key: bytes, kind: Kind) -> list[Piece]:
         begin, end = tensor["data_offsets"]
         if 8 + length + begin != at or tensor["dtype"] not in known or not 0 <= end - begin <= size - at:
             raise BadRecord("its arrays do not follow one another")
-        data = view[at : at + end - begin]
-        digest.update(data)
-        pieces.append(Piece(known[tensor["dtype"]], tuple(tensor["shape"]), data))
+        pieces.append(Piece(known[tensor["dtype"]], tuple(tensor["shape"]), view[at : at + end - begin]))
+        _add(digest, pieces[-1])
         at += end - begin
     if at != size or digest.hexdigest() != tensors["__metadata__"]["sha256"]:
         raise BadRecord("its checksum is wrong")
@@ -213,6 +212,11 @@ def _header(tensors: dict[str, Any], name: str, size: int) -> Header:
 def _digest(header: Header) -> Any:
     """A checksum that the data is still to go into."""
     return hashlib.sha256(header.key + f"{header.kind} {header.start}".encode())
+
+
+def _add(digest: Any, piece: Piece) -> None:
+    digest.update(f"{piece.dtype} {piece.shape}".encode())
+    digest.update(piece.data)
 
 
 def _sync_directory(directory: Path) -> None:
