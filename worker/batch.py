@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxhost.worker.kv import StepCaches
+from mlxhost.worker.kv import RowKV, StepCaches, StepShape
 from mlxhost.worker.logprobs import TopEntries
 from mlxhost.worker.penalties import History
 from mlxhost.worker.profile import Profile
@@ -30,6 +30,11 @@ class Step:
     drawn: Drawn
     launched: float
 
+    def ids(self) -> dict[int, int]:
+        """Wait for it: `id(row)` -> what it drew."""
+        tokens: list[int] = self.drawn.tokens.tolist()  # type: ignore[assignment]
+        return dict(zip(map(id, self.rows), tokens, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -43,12 +48,13 @@ class Token:
 class Batch:
     """Decode batch of one model. Rows join and leave between steps."""
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
+    def __init__(self, model: Any, vocab_size: int, shape: StepShape | None = None) -> None:
         self._model = model
+        self._shape = shape or StepShape()
         self._vocab_size = vocab_size
         self.rows: list[Row] = []
         self._register = mx.array([], dtype=mx.uint32)
-        self._caches = StepCaches([])
+        self._caches = StepCaches(self._shape)
         self._sampler = Sampler([], vocab_size)
         self._changed = False
         self._steps = 0
@@ -67,7 +73,8 @@ class Batch:
         self._changed = True
 
     def leave(self, rows: Sequence[Row]) -> None:
-        """Drop rows; a step in flight still computes them, and its result for them is ignored."""
+        """Drop rows, whose `kv` is whole again; a step in flight still computes them, and its result for
+        them is ignored: `kv` holds what was fed, the newest token that was read included."""
         gone = set(map(id, rows))
         keep = [i for i, row in enumerate(self.rows) if id(row) not in gone]
         if len(keep) == len(self.rows):
@@ -75,8 +82,11 @@ class Batch:
         self.rows = [self.rows[i] for i in keep]
         self._register = self._register[mx.array(keep, dtype=mx.int32)] if keep else self._register[:0]
         self._changed = True
+        for row in rows:
+            if row.kv is not None:
+                row.kv.release()
         if not self.rows:
-            self._caches = StepCaches([])  # let go of the last row's KV now
+            self._caches = self._caches.composed([])  # let go of the last row's KV now
 
     def launch(self) -> Step | None:
         """Start one step for every row that still has a token to produce; None when there is none."""
@@ -84,15 +94,17 @@ class Batch:
         if not self.rows:
             return None
         if self._changed:
-            self._caches = StepCaches([row.kv for row in self.rows if row.kv is not None])
+            self._compose()
             histories = [History(row.prompt, row.output) for row in self.rows]
             self._sampler = Sampler([row.sampling for row in self.rows], self._vocab_size, histories)
             self._changed = False
         logits = self._model(self._register[:, None], cache=self._caches.views())[:, -1]
+        self._caches.stepped()
         if self.profile is not None:
             self.profile.lap("launch", len(self.rows))
         positions = [row.launched for row in self.rows]
-        drawn = self._sampler.draw(logits, positions, self._register, self._early_stops())
+        allowed = self._allowed(logits)
+        drawn = self._sampler.draw(logits, positions, self._register, self._early_stops(), allowed)
         self._register = drawn.tokens
         mx.async_eval(*drawn.arrays())
         if self.profile is not None:
@@ -101,7 +113,7 @@ class Batch:
             row.launched += 1
         self._steps += 1
         if self._steps % _SETTLE_EVERY == 0:
-            mx.eval([a for row in self.rows if row.kv is not None for a in row.kv.arrays()])
+            mx.eval(self._caches.arrays())
         return Step(tuple(self.rows), drawn, time.monotonic())
 
     def advance(self) -> list[tuple[Row, Token]]:
@@ -110,14 +122,18 @@ class Batch:
         Rows that ended while the step was in flight are still in it; the caller skips them.
         """
         before, self._in_flight = self._in_flight, self.launch()
-        if before is None:
-            return []
-        tokens = _read(before)
-        if self.profile is not None:
-            self.profile.lap("wait", len(before.rows))
-        took = time.monotonic() - before.launched
-        self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
-        return list(zip(before.rows, tokens, strict=True))
+        return self._take(before)
+
+    def drain(self) -> list[tuple[Row, Token]]:
+        """Read the step in flight and launch no other: every row's caches then hold all but its newest
+        token."""
+        before, self._in_flight = self._in_flight, None
+        return self._take(before)
+
+    def kv_of(self, row: Row) -> RowKV:
+        """The caches of a running row, whole, as of now: to be read at once and not kept or changed."""
+        assert row.kv is not None
+        return self._caches.content(row.kv)
 
     def thaw(self) -> None:
         """Go on after a standstill, whose time is not that of the step in flight."""
@@ -131,6 +147,36 @@ class Batch:
         self._in_flight = None
         self.leave(self.rows)
         return lost
+
+    def _take(self, before: Step | None) -> list[tuple[Row, Token]]:
+        if before is None:
+            return []
+        tokens = _read(before)
+        if self.profile is not None:
+            self.profile.lap("wait", len(before.rows))
+        took = time.monotonic() - before.launched
+        self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
+        return list(zip(before.rows, tokens, strict=True))
+
+    def _allowed(self, logits: mx.array) -> mx.array | None:
+        """What the rows may draw; None when none of them is constrained. Their grammars follow the step in
+        flight, and find what comes next, while the forward runs."""
+        if not any(row.constraint is not None for row in self.rows):
+            return None
+        from mlxhost.worker.grammar.masks import allowed_tokens  # loads numpy
+
+        mx.async_eval(logits)
+        unread = {} if self._in_flight is None else self._in_flight.ids()
+        return allowed_tokens(self.rows, unread, logits.shape[-1])
+
+    def _compose(self) -> None:
+        """Lay out the present rows, in the order in which they are stored."""
+        by_kv = {id(row.kv): i for i, row in enumerate(self.rows)}
+        self._caches = self._caches.composed([row.kv for row in self.rows if row.kv is not None])
+        order = [by_kv[id(kv)] for kv in self._caches.rows]
+        if order != list(range(len(order))):
+            self.rows = [self.rows[i] for i in order]
+            self._register = self._register[mx.array(order, dtype=mx.int32)]
 
     def _early_stops(self) -> list[tuple[int, list[int]]]:
         """(row, stop ids) of rows that have not produced min_tokens yet."""

@@ -1,11 +1,10 @@
 """The engine: one thread that owns MLX and runs requests, a tick at a time.
 
-A tick takes in what arrived, admits rows, launches a decode step and emits the one before it, and runs at
-most one prefill chunk. Knows token ids only; nothing of text or HTTP. Control calls are for operations.py,
-which takes its turn between two ticks.
+A tick takes in what arrived and ends what is late; stepper.py computes; this file sends what came of it.
+Knows token ids only; nothing of text or HTTP. Control calls are for operations.py, which takes its turn
+between two ticks.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -20,21 +19,19 @@ from mlxhost.worker.admission import Admission, Capacity
 from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch, Token
 from mlxhost.worker.emission import outs
-from mlxhost.worker.errors import EngineFailure, RowError
-from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, Shutdown, Status
-from mlxhost.worker.intake import row_of
-from mlxhost.worker.kv import RowKV
+from mlxhost.worker.errors import RowError
+from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, GrammarDone, Shutdown, Status
+from mlxhost.worker.grammar.waiting import Grammars
+from mlxhost.worker.intake import rows_of
 from mlxhost.worker.modes import STEPPING, Hold, Holds, Mode
 from mlxhost.worker.prefill import Prefill
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Key, Row
 from mlxhost.worker.sessions import Sessions
+from mlxhost.worker.stepper import Stepper
 from mlxhost.worker.threads import CpuThreads
 
-log = logging.getLogger(__name__)
-
 _TRIM_AFTER_S = 0.3  # idle time before freed memory goes back to the system
-_MAX_FAILURES = 3  # steps in a row that may raise before the worker gives up
 _SLEEPING_RETRY_S = 30.0
 
 
@@ -71,25 +68,36 @@ class Engine:
         threads: CpuThreads,
         inbox: "SimpleQueue[Event]",
         outlet: Outlet,
+        grammars: Grammars,
     ) -> None:
-        self.model = model
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._epoch = epoch
         self.threads = threads
         self._inbox = inbox
         self._outlet = outlet
+        self._grammars = grammars
         self.admission = Admission(capacity)
         self.prefill = Prefill(max_gap_s)
+        self.stepper = Stepper(model, vocab_size, self.admission, self.prefill, self)
         self.holds = Holds()
         self.sessions = Sessions()
         self.calls: Calls | None = None  # set by who answers them
-        self.profile: Profile | None = None
-        self.batch = Batch(model, vocab_size)
         self._rows: dict[Key, Row] = {}
         self._last_seq: dict[str, int] = {}
-        self.tick = self.generated = self._failures = 0
         self._stop_at: float | None = None
+
+    @property
+    def model(self) -> Any:
+        return self.stepper.model
+
+    @property
+    def batch(self) -> Batch:
+        return self.stepper.batch
+
+    @property
+    def profile(self) -> Profile | None:
+        return self.stepper.profile
 
     def run(self) -> None:
         """Tick until a Shutdown has been honoured. Raises EngineFailure when the model cannot go on."""
@@ -97,6 +105,7 @@ class Engine:
             if not self._has_work and (event := self._wait()) is not None:
                 self._on_event(event)
             self.step()
+        self._grammars.close()
 
     @property
     def mode(self) -> Mode:
@@ -106,21 +115,20 @@ class Engine:
     def _has_work(self) -> bool:
         """Whether a step would compute something."""
         mode = self.mode
-        return bool(self._rows) if mode is Mode.RUNNING else mode is Mode.PAUSING
+        if mode is Mode.RUNNING:
+            return len(self._rows) > len(self._grammars)
+        return mode is Mode.PAUSING
 
     def step(self) -> None:
         """One tick: take in what arrived, one decode step, at most one prefill chunk."""
         while (event := self._next_event()) is not None:
             self._on_event(event)
         self._expire()
-        if self.mode is Mode.RUNNING:
-            self._admit()
-        if self.mode in STEPPING:
+        mode = self.mode
+        if mode in STEPPING:
+            self.stepper.admit(only_begun=mode is Mode.PAUSING)
             self.threads.tune(mx.synchronize)
-            if self.profile is not None:
-                self.profile.begin()
-            self._decode()
-            self._prefill()
+            self.stepper.step()
         self.publish()
         if self.calls is not None:
             self.calls.settle()
@@ -160,6 +168,12 @@ class Engine:
                 self.hold(Hold.NONE)  # what is admitted may finish
                 if self.calls is not None:
                     self.calls.end()
+            case GrammarDone():
+                for row, error in self._grammars.take(event):
+                    if error is None:
+                        self.admission.enqueue(row)
+                    else:
+                        self._refuse(row, error)
             case control.Lease():
                 self.threads.lease(event.cpu_threads)
             case control.Ctl():
@@ -170,21 +184,27 @@ class Engine:
         add = event.add
         self._last_seq = {**self._last_seq, event.frontend: add.seq}
         try:
-            row = self._row(event)
+            rows = self._rows_of(event)
         except RowError as error:
-            reject = data.Reject(add.handle, error.code, str(error), error.retry_after_s)
-            self._outlet.send(event.frontend, reject)
+            for handle in (add.handle, *add.siblings):
+                reject = data.Reject(handle, error.code, str(error), error.retry_after_s)
+                self._outlet.send(event.frontend, reject)
             return
-        self._rows[row.key] = row
-        self.admission.enqueue(row)
-        if row.session_id:
-            self.sessions.started(row.session_id)
+        for row in rows:
+            self._rows[row.key] = row
+            if row.session_id:
+                self.sessions.started(row.session_id)
+            try:
+                if not self._grammars.hold(row):
+                    self.admission.enqueue(row)
+            except RowError as error:
+                self._refuse(row, error)
 
-    def _row(self, event: Arrived) -> Row:
-        """The request as a row. Raises RowError when it cannot run here."""
+    def _rows_of(self, event: Arrived) -> list[Row]:
+        """The request's rows. Raises RowError when it cannot run here."""
         if self.holds.asleep:
             raise RowError(data.REJECT_SLEEPING, "the model sleeps until it is woken", _SLEEPING_RETRY_S)
-        return row_of(
+        return rows_of(
             event, vocab_size=self._vocab_size, eos_ids=self._eos_ids, capacity=self.admission.capacity
         )
 
@@ -199,25 +219,23 @@ class Engine:
     def let_go(self) -> None:
         """Fall asleep: forget the model and refuse what waits. No row may be running."""
         self.holds.asleep = True
-        self.model = None
-        self._use_batch(Batch(None, self._vocab_size))
-        for row in self.admission.withdraw_all():
-            del self._rows[row.key]
-            self._end_session(row)
-            reject = data.Reject(
-                row.key[1], data.REJECT_SLEEPING, "the model was put to sleep", _SLEEPING_RETRY_S
-            )
-            self._outlet.send(row.key[0], reject)
+        self.stepper.serve(None)
+        asleep = RowError(data.REJECT_SLEEPING, "the model was put to sleep", _SLEEPING_RETRY_S)
+        for row in [*self.admission.waiting, *self._grammars.rows()]:
+            if not self._grammars.drop(row):
+                self.admission.release(row)
+            self._refuse(row, asleep)
 
-    def serve(self, model: Any, eos_ids: Sequence[int]) -> None:
+    def serve(self, model: Any, card: control.ModelCard) -> None:
         """Run `model`, of the same shape as the one before, from now on. No row may be running."""
-        self.model, self._eos_ids = model, eos_ids
-        self._use_batch(Batch(model, self._vocab_size))
+        self._eos_ids = card.eos_ids
+        self._grammars.use(card, self._vocab_size)
+        self.stepper.serve(model)
         self.holds.asleep = False
 
     def set_profile(self, profile: Profile | None) -> None:
         """Record laps from now on, or no more."""
-        self.profile = self.batch.profile = profile
+        self.stepper.set_profile(profile)
 
     def rows(self, wanted: Callable[[Row], bool] = lambda _: True) -> list[Row]:
         """Rows that have not ended, waiting ones included."""
@@ -227,12 +245,6 @@ class Engine:
         """Let the I/O thread have the figures of now."""
         self._outlet.publish(self._status())
 
-    def _use_batch(self, batch: Batch) -> None:
-        batch.profile = self.profile
-        self.batch = batch
-
-    # A tick's parts
-
     def _expire(self) -> None:
         """End rows whose deadline passed; all of them when the time to shut down has come."""
         now = time.monotonic()
@@ -241,103 +253,56 @@ class Engine:
         if self._stop_at is not None and now > self._stop_at:
             self.end(list(self._rows.values()), Finish.ABORT, "the worker is shutting down")
 
-    def _admit(self) -> None:
-        while row := self.admission.admit():
-            row.kv = RowKV.new(self.model)
-            self._outlet.send(row.key[0], data.Accepted(row.key[1], row.cached_tokens, row.max_tokens))
-            self.prefill.rows.append(row)
-            self._join_if_prefilled(row)
-
-    def _decode(self) -> None:
-        if self.batch.idle:
-            return
-        try:
-            drawn = self.batch.advance()
-        except Exception as error:
-            self._on_failed_step(error)
-            return
-        self._failures = 0
-        self.tick += 1
-        emitted: list[tuple[Row, list[Token]]] = []
-        for row, token in drawn:
-            if row.finish == Finish.RUNNING:
-                emitted.append((row, [token] if row.take(token.id) else []))
-        self.generated += len(emitted)
-        self._emit(emitted)
-        if self.profile is not None:
-            self.profile.lap("emit", len(emitted))
-
-    def _on_failed_step(self, error: Exception) -> None:
-        """The step's rows are lost; the worker lives on unless it happens again and again."""
-        log.error("a decode step failed: %s", error, exc_info=error)
-        self._failures += 1
-        self.end(self.batch.abandon(), Finish.ERROR, f"the decode step failed: {error}")
-        if self._failures >= _MAX_FAILURES:
-            raise EngineFailure(f"{self._failures} decode steps in a row failed, the last with: {error}")
-
-    def _prefill(self) -> None:
-        row = self.prefill.choose(time.monotonic())
-        if row is None:
-            return
-        step_s = 0.0 if self.batch.idle else self.batch.step_s
-        try:
-            self.prefill.run(row, self.model, step_s, self.profile)
-        except Exception as error:
-            log.error("a prefill chunk failed: %s", error, exc_info=error)
-            self.end([row], Finish.ERROR, f"the prefill failed: {error}")
-            return
-        self.tick += 1
-        self._join_if_prefilled(row)
-
-    def _join_if_prefilled(self, row: Row) -> None:
-        if row.to_prefill == 0:
-            self.prefill.rows.remove(row)
-            self.batch.join(row, int(row.prompt[-1]))
-
     # Outcomes
+
+    def accept(self, row: Row) -> None:
+        """The row runs, for the first time or again."""
+        if not row.accepted:
+            row.accepted = True
+            self._outlet.send(
+                row.key[0], data.Accepted(row.key[1], row.cached_tokens, row.max_tokens, row.warning)
+            )
 
     def end(self, rows: Sequence[Row], finish: Finish, detail: str) -> None:
         """End rows wherever they are, with their terminal message."""
         for row in rows:
             row.finish, row.detail = finish, detail
-        self._emit([(row, []) for row in rows])
+        self.emit([(row, []) for row in rows])
 
-    def _emit(self, rows: Sequence[tuple[Row, list[Token]]]) -> None:
+    def emit(self, rows: Sequence[tuple[Row, list[Token]]]) -> None:
         """Send new tokens and endings, and forget the rows that ended."""
-        ended = [row for row, _ in rows if row.finish != Finish.RUNNING]
-        for row in ended:
-            self._forget(row)
+        for row, _ in rows:
+            if row.finish != Finish.RUNNING:
+                del self._rows[row.key]
+                self._end_session(row)
+                if not self._grammars.drop(row):
+                    self.stepper.drop(row)
         if not rows:
             return
         status = self._status()
-        for frontend, out in outs(rows, self._epoch, self.tick, status):
+        for frontend, out in outs(rows, self._epoch, self.stepper.ticks, status):
             self._outlet.send(frontend, out)
 
-    def _forget(self, row: Row) -> None:
+    def _refuse(self, row: Row, error: RowError) -> None:
+        """End a row that has not begun, with the reason."""
         del self._rows[row.key]
         self._end_session(row)
-        if row.kv is None:
-            self.admission.waiting.remove(row)
-            return
-        self.admission.release(row)
-        if row in self.prefill.rows:
-            self.prefill.rows.remove(row)
-        self.batch.leave([row])
-        row.kv = None
+        reject = data.Reject(row.key[1], error.code, str(error), error.retry_after_s)
+        self._outlet.send(row.key[0], reject)
 
     def _end_session(self, row: Row) -> None:
         if row.session_id:
-            prompt_tokens = len(row.prompt) if row.kv is not None else 0
-            self.sessions.ended(row.session_id, prompt_tokens, row.produced)
+            self.sessions.ended(row.session_id, len(row.prompt) if row.begun else 0, row.produced)
 
     def _status(self) -> Status:
         return Status(
             running=self.admission.running,
-            waiting=len(self.admission.waiting),
-            kv_tokens=self.admission.reserved,
+            waiting=self.admission.queued,
+            compiling=len(self._grammars),
+            kv_tokens=self.admission.reserved_tokens,
             kv_capacity=self.admission.capacity.kv_tokens,
-            generated=self.generated,
-            tick=self.tick,
+            generated=self.stepper.generated,
+            tick=self.stepper.ticks,
             last_seq=self._last_seq,
             mode=self.mode,
         )

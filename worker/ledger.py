@@ -16,15 +16,19 @@ class Ledger:
         return sum(len(rows) for rows in self._open.values())
 
     def open(self, frontend: str, add: data.Add, limit: int) -> None:
-        """Note a new row. Raises RowError when it is a duplicate or `limit` rows are open already."""
+        """Note a new request's rows. Raises RowError when it is a duplicate or there would be more than
+        `limit` rows open."""
         rows = self._open.setdefault(frontend, {})
-        if add.handle in rows or (add.request_id and add.request_id in rows.values()):
+        handles = {add.handle, *add.siblings}
+        if len(handles) <= len(add.siblings):
+            raise RowError(data.REJECT_BAD_MESSAGE, f"the handles of {add.request_id!r} are not distinct")
+        if not handles.isdisjoint(rows) or (add.request_id and add.request_id in rows.values()):
             raise RowError(data.REJECT_DUPLICATE, f"request {add.request_id!r} is running already")
-        if len(self) >= limit:
+        if len(self) + len(handles) > limit:
             raise RowError(
                 data.REJECT_QUEUE_FULL, f"{len(self)} requests run or wait here already", retry_after_s=1.0
             )
-        rows[add.handle] = add.request_id
+        rows.update(dict.fromkeys(handles, add.request_id))
 
     def close(self, frontend: str, handle: int) -> bool:
         """Note a terminal message; False when the row has had one, and this one must not be sent."""

@@ -191,6 +191,8 @@ class Link(threading.Thread):
                 self._refusing = (data.REJECT_DRAINING, "the worker is shutting down")
                 self.inbox.put(Shutdown(message.deadline_s))
             case control.Ctl():
+                if message.op == "health":
+                    self._next_beat = 0.0  # with what its frontends have sent until now
                 if not self._calls.call(message):
                     self.inbox.put(message)
             case control.Refused() | control.Lease():
@@ -270,7 +272,8 @@ class Link(threading.Thread):
             prompt = memoryview(binary[data.PROMPT_FRAME]).cast("B").cast("I")
             self._ledger.open(peer.endpoint, add, self._limit)
         except RowError as error:
-            peer.send(data.Reject(add.handle, error.code, str(error), error.retry_after_s))
+            for handle in dict.fromkeys((add.handle, *add.siblings)):
+                peer.send(data.Reject(handle, error.code, str(error), error.retry_after_s))
             return
         self.inbox.put(Arrived(peer.endpoint, add, prompt))
 

@@ -12,6 +12,7 @@ from mlxhost.wire.errors import ParentGone
 from mlxhost.worker.backend import cores, detect, resident_bytes
 from mlxhost.worker.engine import Engine
 from mlxhost.worker.errors import EngineFailure, ModelError
+from mlxhost.worker.grammar.waiting import Grammars
 from mlxhost.worker.link import Link
 from mlxhost.worker.operations import Operations
 from mlxhost.worker.residence import Residence
@@ -65,6 +66,8 @@ def serve(boot: Boot, link: Link) -> None:
     residence = Residence(config, backend, init.lease, lambda progress: link.send(None, progress))
     resident = residence.load()
     capacity = residence.capacity(config.max_rows or backend.max_rows)
+    grammars = Grammars(link.inbox.put, Path(config.cache_dir))
+    grammars.use(resident.card, resident.loaded.vocab_size)
     engine = Engine(
         resident.loaded.model,
         vocab_size=resident.loaded.vocab_size,
@@ -75,6 +78,7 @@ def serve(boot: Boot, link: Link) -> None:
         threads=threads,
         inbox=link.inbox,
         outlet=link,
+        grammars=grammars,
     )
     operations = Operations(
         engine,

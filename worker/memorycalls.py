@@ -97,7 +97,7 @@ def _card(residence: Residence) -> Any:
 def _serve(engine: Engine, residence: Residence) -> None:
     if residence.resident is None:
         raise ModelError("bad_model", "the model is not in memory")
-    engine.serve(residence.resident.loaded.model, residence.resident.card.eos_ids)
+    engine.serve(residence.resident.loaded.model, residence.resident.card)
 
 
 def _reading(engine: Engine, read: Callable[[], object]) -> None:

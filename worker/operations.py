@@ -166,7 +166,7 @@ class Operations:
             return {
                 "mode": engine.mode,
                 "frozen": engine.admission.running,
-                "waiting": len(engine.admission.waiting),
+                "waiting": engine.admission.queued,
             }
         aborted = self._abort_running("the model was paused") if args.mode == "abort" else 0
         engine.hold(Hold.QUIET)
@@ -175,7 +175,7 @@ class Operations:
             lambda: {
                 "mode": engine.mode,
                 "aborted": aborted,
-                "waiting": len(engine.admission.waiting),
+                "waiting": engine.admission.queued,
             },
         )
 
@@ -196,13 +196,13 @@ class Operations:
             raise CallError("invalid", "abort needs `requests` (their ids) or `all`")
         wanted = set(args.requests)
         rows = self._engine.rows(lambda row: args.all or not wanted.isdisjoint(_names(row)))
-        self._engine.end(rows, Finish.ABORT, "aborted by the operator")
+        self._engine.end(rows, Finish.CANCELLED, "aborted by the operator")
         found = {name for row in rows for name in _names(row)}
         return {"aborted": [row.request_id for row in rows], "not_found": sorted(wanted - found)}
 
     def _abort_running(self, why: str) -> int:
-        rows = self._engine.rows(lambda row: row.kv is not None)
-        self._engine.end(rows, Finish.ABORT, why)
+        rows = self._engine.rows(lambda row: row.begun)
+        self._engine.end(rows, Finish.CANCELLED, why)
         return len(rows)
 
     # State
@@ -219,12 +219,12 @@ class Operations:
             "paused": engine.mode in (Mode.PAUSED, Mode.PAUSING),
             "sleeping": engine.holds.asleep,
             "running": engine.admission.running,
-            "waiting": len(engine.admission.waiting),
-            "tick": engine.tick,
-            "generated": engine.generated,
+            "waiting": engine.admission.queued,
+            "tick": engine.stepper.ticks,
+            "generated": engine.stepper.generated,
             "step_ms": round(engine.batch.step_s * 1000, 3),
             "threads": engine.threads.threads,
-            "kv_tokens": engine.admission.reserved,
+            "kv_tokens": engine.admission.reserved_tokens,
             "kv_capacity_tokens": capacity.kv_tokens,
             "kv_bytes_per_token": self._residence.cost.per_token,
             "max_model_len": capacity.longest,

@@ -1,11 +1,11 @@
-"""Prompts into KV caches, a chunk at a time, so that running streams never wait long. Engine thread only."""
+"""Contexts into KV caches, a chunk at a time, so that running streams never wait long. Engine thread only."""
 
 import time
 from typing import Any
 
 import mlx.core as mx
 
-from mlxhost.worker.chunks import ChunkSize, choose
+from mlxhost.worker.chunks import ChunkSize, Timing, Turns
 from mlxhost.worker.logprobs import prompt_entries
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Row
@@ -16,13 +16,15 @@ _LOGITS_CHUNK = 128  # tokens whose logits over the whole vocabulary are held at
 class Prefill:
     """Admitted rows whose context is not in their caches yet. Each has a whole RowKV of its own."""
 
-    def __init__(self, max_gap_s: float) -> None:
+    def __init__(self, max_gap_s: float, timing: Timing | None = None) -> None:
         self.rows: list[Row] = []
-        self.chunk_size = ChunkSize(max_gap_s)
+        self.chunk_size = ChunkSize(max_gap_s, timing)
+        self._turns = Turns()
 
     def choose(self, now: float) -> Row | None:
-        """The row whose chunk is next."""
-        return choose(self.rows, now) if self.rows else None
+        """The row whose chunk is next; one that shares another's prefill waits for that."""
+        rows = [row for row in self.rows if row.leader is None]
+        return self._turns.choose(rows, now) if rows else None
 
     def run(self, row: Row, model: Any, step_s: float, profile: Profile | None) -> None:
         """One chunk of `row` through `model`, while a decode step of `step_s` seconds is in flight (0: none).
@@ -30,18 +32,19 @@ class Prefill:
         Raises whatever the model raises; the row's caches are of no use then.
         """
         started = time.monotonic()
-        size = min(row.to_prefill, self.chunk_size.next(step_s))
+        done = row.prefilled
+        size = min(row.to_prefill, self.chunk_size.next(step_s, done))
         if row.prompt_top is not None:
             size = min(size, _LOGITS_CHUNK)
-        chunk = mx.array(list(row.prompt[row.prefilled : row.prefilled + size]), dtype=mx.uint32)
         assert row.kv is not None
-        logits = model(chunk[None], cache=row.kv.caches)[0]
+        logits = row.kv.run(model, row.tokens(done, done + size))
         if row.prompt_top is not None:
-            targets = row.prompt[row.prefilled + 1 : row.prefilled + size + 1]
-            row.prompt_logprobs += prompt_entries(logits, targets, row.prompt_top)
+            targets = row.prompt[done + 1 : done + size + 1]
+            row.prompt_logprobs += prompt_entries(logits[: len(targets)], targets, row.prompt_top)
         # Otherwise the logits are never evaluated: only what the caches need is computed.
         mx.eval(row.kv.arrays())
-        self.chunk_size.learn(size, time.monotonic() - started - step_s)
+        self.chunk_size.learn(size, time.monotonic() - started - step_s, done)
+        self._turns.charge(row, size)
         if profile is not None:
             profile.lap("prefill", size)
         row.prefilled += size

@@ -4,6 +4,7 @@ Knows files, memory and the device; nothing of rows or messages. Engine thread o
 """
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,12 @@ from mlxhost.worker.admission import Capacity
 from mlxhost.worker.backend import Backend, available_bytes, release_memory
 from mlxhost.worker.card import model_card, read_json
 from mlxhost.worker.errors import ModelError
+from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.models.load import DTYPES, LoadedModel, check_safetensors, load_model
 from mlxhost.worker.parameters import shapes
-from mlxhost.worker.selftest import KVCost, self_test
+from mlxhost.worker.selftest import self_test
+
+log = logging.getLogger(__name__)
 
 # Without a lease: the share of the free memory that KV caches may take.
 _KV_SHARE = 0.4
@@ -50,7 +54,7 @@ class Residence:
         self._expand = config.quantised == "expand" or (config.quantised == "auto" and backend.kind == "cpu")
         self.path = Path(config.path)
         self.resident: Resident | None = None
-        self.cost = KVCost(0, 0)
+        self.cost = KVCost(0)
         self.weights_bytes = self._max_model_len = 0
         self._config, self._backend, self._on_progress = config, backend, on_progress
         self._leased_kv_bytes = lease.kv_bytes
@@ -116,21 +120,22 @@ class Residence:
         return self._present
 
     def capacity(self, max_rows: int) -> Capacity:
-        """What `max_rows` rows can hold. Raises ModelError when no KV cache fits."""
+        """What `max_rows` rows can hold; with a warning when that is next to nothing."""
         context = self._config.context
         max_model_len = min(self._max_model_len, context or self._max_model_len)
-        if self.cost.per_token:
-            kv_tokens = max(0, self._kv_bytes - self.cost.per_row * max_rows) // self.cost.per_token
-        else:
-            kv_tokens = max_rows * max_model_len
-        if kv_tokens < 2:
-            raise ModelError(
-                "bad_model",
-                f"no room for a KV cache: {self._kv_bytes / 2**20:.0f} MiB for {max_rows} rows of "
-                f"{self.cost.per_row / 2**20:.1f} MiB each and {self.cost.per_token} bytes a token; "
-                "lower --max-rows",
-            )
-        return Capacity(kv_tokens, max_model_len, max_rows)
+        capacity = Capacity(self._kv_bytes, max_model_len, max_rows, self.cost)
+        if capacity.longest:
+            return capacity
+        # The smallest cache there is, rather than no service: it holds one allocation step of one row.
+        least = self.cost.bytes(1)
+        log.warning(
+            "%.1f MiB of memory for KV caches hold no context: one row takes at least %.1f MiB; serving "
+            "up to %d tokens beyond what is granted",
+            self._kv_bytes / 2**20,
+            least / 2**20,
+            min(self.cost.step, max_model_len),
+        )
+        return Capacity(least, max_model_len, max_rows, self.cost)
 
     @property
     def _present(self) -> Resident:
@@ -154,7 +159,7 @@ class Residence:
             on_progress=lambda done, total: self._on_progress(Progress("loading", done, total)),
         )
         self._on_progress(Progress("warming up"))
-        cost = self_test(loaded.model, loaded.vocab_size, self.dtype)
+        cost = self_test(loaded.model, loaded.vocab_size, self.dtype).cost
         release_memory()
         return Resident(directory, loaded, card, cost)
 
@@ -167,7 +172,8 @@ class Residence:
         def on_progress(done: int, total: int) -> None:
             self._on_progress(Progress("converting", done, total))
 
-        return ensure_converted(path, self.dtype, Path(self._config.cache_dir), on_progress)
+        cache_dir = Path(self._config.cache_dir)
+        return ensure_converted(path, self.dtype, cache_dir, on_progress, keep_quantised=not self._expand)
 
 
 def _free_kv_bytes() -> int:

@@ -27,7 +27,7 @@ _SPAN = 40.0
 # ...this often, to 40 / 2^26 = 6e-7 nats, the resolution of a float32 logit.
 _ROUNDS = 26
 
-_MASK64 = (1 << 64) - 1
+MASK64 = (1 << 64) - 1
 _XTC_SALT = 0x585443  # so that XTC's chance and the draw's noise differ
 
 
@@ -70,7 +70,7 @@ class RowSampling:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            seed=seed & _MASK64,
+            seed=seed & MASK64,
             penalty=Penalty(
                 sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
             ),
@@ -130,15 +130,17 @@ class Sampler:
         positions: Sequence[int],
         last: mx.array | None = None,
         banned: Sequence[tuple[int, Sequence[int]]] = (),
+        allowed: mx.array | None = None,
     ) -> Drawn:
         """The next token of each row, from the model's logits `raw` (rows, vocabulary).
 
         `positions[i]` is how many tokens row i has produced before this one; `last` (rows,) is the newest of
-        them, needed where a row has penalties. `banned` are (row, ids) that must not be drawn.
+        them, needed where a row has penalties. `banned` are (row, ids) that must not be drawn, and `allowed`
+        (rows, vocabulary) bool says what may.
         """
-        logits = raw
+        logits = raw if allowed is None else mx.where(allowed, raw, -math.inf)
         if banned:
-            logits = mx.array(raw)
+            logits = mx.array(logits)
             for row, ids in banned:
                 logits[row, mx.array(list(ids))] = -math.inf
         if self._bias is not None:
@@ -246,8 +248,8 @@ def _uniform(seed: int, position: int) -> float:
 
 def _key(seed: int, position: int) -> list[int]:
     """Two 32-bit halves of a 64-bit mix (splitmix64, Steele et al. 2014) of seed and position."""
-    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
     z ^= z >> 31
     return [z & 0xFFFFFFFF, z >> 32]

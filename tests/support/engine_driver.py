@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -10,8 +11,11 @@ from msgspec import Struct
 from mlxhost.wire import data
 from mlxhost.worker.admission import Capacity
 from mlxhost.worker.backend import detect
+from mlxhost.worker.card import model_card
 from mlxhost.worker.engine import Engine
 from mlxhost.worker.events import Aborted, Arrived, Event, Shutdown, Status
+from mlxhost.worker.grammar.waiting import Grammars
+from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.threads import CpuThreads
 
 FRONTEND = "frontend"
@@ -36,22 +40,36 @@ class Result:
 class Driver:
     """An engine and what it said, by handle."""
 
-    def __init__(self, model: Any, vocab_size: int, eos_ids: Sequence[int] = (), **capacity: int) -> None:
-        limits = {"kv_tokens": 100_000, "max_model_len": 4096, "max_rows": 16, **capacity}
+    def __init__(
+        self,
+        model: Any,
+        vocab_size: int,
+        eos_ids: Sequence[int] = (),
+        *,
+        grammars_of: Path | None = None,
+        **capacity: int,
+    ) -> None:
+        """With `grammars_of`, a model directory, outputs can be constrained; vocabularies are kept there."""
+        limits = {"max_model_len": 4096, "max_rows": 16, **capacity}
+        kv_tokens = limits.pop("kv_tokens", 100_000)  # at one byte a token
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.results: dict[int, Result] = {}
         self.status = Status()
         self.messages: list[Struct] = []
+        self.grammars = Grammars(self.inbox.put, grammars_of or Path())
+        if grammars_of is not None:
+            self.grammars.use(model_card(grammars_of), vocab_size)
         self.engine = Engine(
             model,
             vocab_size=vocab_size,
             eos_ids=eos_ids,
-            capacity=Capacity(**limits),
+            capacity=Capacity(kv_tokens, cost=KVCost(1, step=1), **limits),
             max_gap_s=0.25,
             epoch=1,
             threads=CpuThreads(detect().blas, 2),
             inbox=self.inbox,
             outlet=self,
+            grammars=self.grammars,
         )
 
     def send(self, frontend: str | None, message: Struct) -> None:

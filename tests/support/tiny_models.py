@@ -41,6 +41,14 @@ _SHAPE = {
     "tie_word_embeddings": True,
     "rope_scaling": None,
 }
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**_SHAPE, "model_type": "llama"},
     "qwen3": {**_SHAPE, "model_type": "qwen3"},
@@ -53,6 +61,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 6,
         "query_pre_attn_scalar": 16,
         "rope_local_base_freq": 10000.0,
+    },
+    "qwen3-moe": {**_SHAPE, **_EXPERTS, "model_type": "qwen3_moe"},
+    # Three layers of linear attention (a state), one of full attention; experts in each.
+    "qwen3-next": {
+        **_SHAPE,
+        **_EXPERTS,
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "shared_expert_intermediate_size": 64,
+        "partial_rotary_factor": 0.5,
+    },
+    # A layer of short convolutions, one of full attention.
+    "lfm2": {
+        **_SHAPE,
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 128,
+        "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"],
+    },
+    # State-space layers only: nothing that grows.
+    "mamba2": {
+        **_SHAPE,
+        "model_type": "mamba2",
+        "num_heads": 4,
+        "head_dim": 32,
+        "state_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": [0.0, 1e9],
+        "time_step_rank": "auto",
     },
 }
 
@@ -87,7 +140,7 @@ def build(
     keys = mx.random.split(mx.random.key(seed), 1000)
     weights = []
     for i, (name, value) in enumerate(tree_flatten(model.parameters())):
-        if value.ndim > 1:  # wide enough that greedy output is not one token for ever
+        if value.ndim > 1 and "conv" not in name:  # wide enough that greedy output is not one token for ever
             spread = 0.5 if "embed" in name else 1.5 * value.shape[-1] ** -0.5
             value = mx.random.normal(value.shape, key=keys[i]) * spread
         weights.append((name, value.astype(dtype)))

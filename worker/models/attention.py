@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxhost.worker.kv import StepView
+from mlxhost.worker.kv.views import Parts
 
 
 def install() -> None:
@@ -32,8 +32,8 @@ def install() -> None:
             result: mx.array = original(q, k, v, cache=c, scale=scale, mask=m, sinks=sinks)
             return result
 
-        if isinstance(cache, StepView):
-            return cache.attend(attend, queries, keys, values, mask)
+        if isinstance(keys, Parts):  # not the cache: layers may use another layer's keys
+            return keys.view.attend(attend, queries, keys, values, mask, None if sinks is not None else scale)
         return attend(queries, keys, values, cache, mask)
 
     base.scaled_dot_product_attention = dispatch

@@ -6,10 +6,10 @@ from pathlib import Path
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, ConcatenateKVCache, KVCache, RotatingKVCache
 
 from mlxhost.worker.errors import ModelError
-from mlxhost.worker.kv import RowKV, StepCaches
+from mlxhost.worker.kv import RowKV
 from mlxhost.worker.models.architecture import REMAPPED
 
 
@@ -33,8 +33,8 @@ def fill(cache: KVCache | RotatingKVCache, tokens: int, start: int = 0) -> mx.ar
 
 def test_unknown_cache_class_is_refused_by_name() -> None:
     """A model with a cache the engine does not know is never guessed at."""
-    with pytest.raises(ModelError, match="ArraysCache") as caught:
-        RowKV.new(Model(KVCache(), ArraysCache(2)))
+    with pytest.raises(ModelError, match="ConcatenateKVCache") as caught:
+        RowKV.new(Model(KVCache(), CacheList(ConcatenateKVCache())))
     assert caught.value.code == "unsupported_architecture"
 
 
@@ -56,27 +56,6 @@ def test_rotating_cache_keeps_the_window() -> None:
         seen = fill(cache, 1, position)
     assert cache.offset == 30
     assert sorted(seen.tolist()) == list(range(22, 30))
-
-
-def test_step_views_keep_rows_apart() -> None:
-    """Two rows of different lengths in one step: each sees its own entries, at its own offset."""
-    rows = []
-    for n in (5, 9):
-        row = RowKV.new(Model(KVCache()))
-        fill(row.caches[0], n)
-        rows.append(row)
-    (view,) = StepCaches(rows).views()
-    assert view.offset.tolist() == [5, 9]
-    entries = mx.array([100.0, 200.0]).reshape(2, 1, 1, 1) * mx.ones((2, 2, 1, 4))
-    keys, _ = view.update_and_fetch(entries, entries)
-    assert keys[0][0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 100]
-    assert keys[1][0, 0, :, 0].tolist() == [*range(9), 200]
-
-
-def test_one_row_is_given_its_own_caches() -> None:
-    """A single row takes the model's own path, with no view in between."""
-    row = RowKV.new(Model(KVCache()))
-    assert StepCaches([row]).views() is row.caches
 
 
 def test_remapped_model_types_are_mlx_lms() -> None:

@@ -1,0 +1,214 @@
+"""What the engine computes in a tick: who is admitted, who must leave, one decode step, one prefill chunk.
+
+Engine thread only. It knows rows and memory; what came of them goes to `Outcomes`. Nothing a model raises
+passes beyond the rows that it concerns: a failed step's rows begin again one by one, and only those that
+fail alone, too, end with the error.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mlxhost.wire.data import Finish
+from mlxhost.worker.admission import Admission
+from mlxhost.worker.backend import release_memory
+from mlxhost.worker.batch import Batch, Token
+from mlxhost.worker.errors import EngineFailure
+from mlxhost.worker.kv import RowKV
+from mlxhost.worker.prefill import Prefill
+from mlxhost.worker.profile import Profile
+from mlxhost.worker.row import Row
+from mlxhost.worker.siblings import follow, orphaned
+
+log = logging.getLogger(__name__)
+
+_MAX_FAILURES = 3  # steps in a row that may raise before the worker gives up
+
+
+class Outcomes(Protocol):
+    """What the stepper tells of its rows; the engine implements it."""
+
+    def accept(self, row: Row) -> None: ...
+
+    def emit(self, rows: Sequence[tuple[Row, list[Token]]]) -> None: ...
+
+    def end(self, rows: Sequence[Row], finish: Finish, detail: str) -> None: ...
+
+
+class Stepper:
+    """Runs the rows of one model."""
+
+    def __init__(
+        self, model: Any, vocab_size: int, admission: Admission, prefill: Prefill, outcomes: Outcomes
+    ) -> None:
+        self.admission, self.prefill = admission, prefill
+        self._vocab_size, self._outcomes = vocab_size, outcomes
+        self.profile: Profile | None = None
+        self.serve(model)
+        self.ticks = self.generated = 0
+        self.preemptions = 0  # rows that left for want of memory
+        self.yields = 0  # rows that left for another client, or a better priority
+        self.failed_steps = 0
+        self._failures = 0  # failed steps since the last that went well
+
+    def serve(self, model: Any) -> None:
+        """Run `model` (None: none) from now on. No row may be running."""
+        self.model = model
+        self.batch = Batch(model, self._vocab_size)
+        self.batch.profile = self.profile
+
+    def set_profile(self, profile: Profile | None) -> None:
+        """Record laps from now on, or no more."""
+        self.profile = self.batch.profile = profile
+
+    def admit(self, *, only_begun: bool) -> None:
+        """Let rows begin, or go on, as far as there is room; with `only_begun` none that has not begun."""
+        while choice := self.admission.choose(time.monotonic(), only_begun=only_begun):
+            for victim in choice.making_way:
+                if self._set_aside(victim):
+                    victim.yields += 1
+                    self.yields += 1
+            if not self.admission.fits(choice.row):
+                return  # one that was to make way could not be set aside
+            self._begin(choice.row)
+
+    def step(self) -> None:
+        """One decode step and at most one prefill chunk."""
+        if self.profile is not None:
+            self.profile.begin()
+        self._make_room()
+        self._decode()
+        self._prefill()
+
+    def drop(self, row: Row) -> None:
+        """Forget a row that has ended, wherever it was."""
+        self.admission.release(row)
+        self._leave(row)
+
+    # Coming and going
+
+    def _begin(self, row: Row) -> None:
+        self.admission.admit(row)
+        row.kv = RowKV.new(self.model)
+        self._outcomes.accept(row)
+        if row.leader not in self.prefill.rows:
+            row.leader = None
+        self.prefill.rows.append(row)
+        self._join_if_prefilled(row)
+
+    def _leave(self, row: Row) -> None:
+        if row in self.prefill.rows:
+            self.prefill.rows.remove(row)
+            orphaned(self.prefill.rows, row)
+        self.batch.leave([row])
+        row.kv = None
+
+    def _make_room(self) -> None:
+        """Before a step: rows leave until the others have room for it."""
+        while row := self.admission.overflowing():
+            if self._set_aside(row):
+                row.preemptions += 1
+                self.preemptions += 1
+
+    def _set_aside(self, row: Row) -> bool:
+        """`row` leaves and waits until it can go on; False when it ended instead, with its last token."""
+        if row.finish != Finish.RUNNING:
+            return False
+        if row in self.batch.rows:
+            self._take(self.batch.drain)
+            if row.finish != Finish.RUNNING or row not in self.batch.rows:
+                return False
+        self._leave(row)
+        row.rewind()
+        self.admission.set_aside(row)
+        return True
+
+    # Computing
+
+    def _decode(self) -> None:
+        if not self.batch.idle and self._take(self.batch.advance):
+            self._failures = 0
+
+    def _take(self, advance: Any) -> bool:
+        """Emit what `advance` brings; False when it raised, and its rows begin again."""
+        try:
+            drawn = advance()
+        except Exception as error:
+            self._on_failed_step(error)
+            return False
+        self.ticks += 1
+        emitted = [self._taken(row, token) for row, token in drawn if row.finish == Finish.RUNNING]
+        self._outcomes.emit(emitted)
+        if self.profile is not None:
+            self.profile.lap("emit", len(emitted))
+        return True
+
+    def _taken(self, row: Row, token: Token) -> tuple[Row, list[Token]]:
+        self.generated += 1
+        self.admission.waiting.charge(row, 1)
+        return row, [token] if row.take(token.id) else []
+
+    def _prefill(self) -> None:
+        row = self.prefill.choose(time.monotonic())
+        if row is None:
+            return
+        step_s = 0.0 if self.batch.idle else self.batch.step_s
+        try:
+            self.prefill.run(row, self.model, step_s, self.profile)
+        except Exception as error:
+            log.error("a prefill chunk failed: %s", error, exc_info=error)
+            self._outcomes.end([row], Finish.ERROR, f"the prefill failed: {error}")
+            release_memory()
+            return
+        self.ticks += 1
+        self._join_if_prefilled(row)
+
+    def _join_if_prefilled(self, row: Row) -> None:
+        if row.leader is not None or row.to_prefill:
+            return
+        followers = [r for r in self.prefill.rows if r.leader is row]
+        for follower in followers:
+            follow(follower, row)
+        for each in (row, *followers):
+            self.prefill.rows.remove(each)
+            each.prompt_top = None  # all of them are known
+            if not each.suspect or self._runs_alone(each):
+                self.batch.join(each, each.next_input)
+
+    # Isolation
+
+    def _on_failed_step(self, error: Exception) -> None:
+        """Nobody knows whose fault it was, nor what the caches hold: the rows begin again, each alone
+        first."""
+        log.error("a decode step failed: %s", error, exc_info=error)
+        self._failures += 1
+        self.failed_steps += 1
+        rows = [row for row in self.batch.abandon() if row.finish == Finish.RUNNING]
+        if self._failures >= _MAX_FAILURES:
+            self._outcomes.end(rows, Finish.ERROR, f"the decode step failed: {error}")
+            raise EngineFailure(f"{self._failures} decode steps in a row failed, the last with: {error}")
+        for row in rows:
+            row.rewind()
+            row.suspect = True
+            row.kv = RowKV.new(self.model)
+            self.prefill.rows.append(row)
+        release_memory()
+        for row in rows:
+            self._join_if_prefilled(row)
+
+    def _runs_alone(self, row: Row) -> bool:
+        """Run one step of `row` by itself; False when it ended, with the error or by its token."""
+        alone = Batch(self.model, self._vocab_size)
+        alone.join(row, row.next_input)
+        try:
+            alone.advance()
+            drawn = alone.drain()
+            alone.leave([row])
+        except Exception as error:
+            log.error("request %s fails alone, too: %s", row.request_id, error)
+            self._outcomes.end([row], Finish.ERROR, f"the decode step failed: {error}")
+            return False
+        row.suspect = False
+        self._outcomes.emit([self._taken(row, token) for _, token in drawn])
+        return row.finish == Finish.RUNNING
