@@ -80,6 +80,7 @@ def serve(boot: Boot, link: Link) -> None:
         outlet=link,
         grammars=grammars,
     )
+    engine.stepper.device = residence.device
     operations = Operations(
         engine,
         residence,

@@ -14,6 +14,7 @@ from mlxhost.wire.control import Lease, ModelCard, Progress, WorkerConfig
 from mlxhost.worker.admission import Capacity
 from mlxhost.worker.backend import Backend, available_bytes, release_memory
 from mlxhost.worker.card import model_card, read_json
+from mlxhost.worker.device import Device, reading, take_turns
 from mlxhost.worker.errors import ModelError
 from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.models.load import DTYPES, LoadedModel, check_safetensors, load_model
@@ -52,6 +53,7 @@ class Residence:
             raise ModelError("bad_model", f"quantised {config.quantised!r} is not one of auto, keep, expand")
         # A CPU computes with plain float32 some 50 times faster than with quantised weights.
         self._expand = config.quantised == "expand" or (config.quantised == "auto" and backend.kind == "cpu")
+        self.device: Device = take_turns(lease.device_lease, lease.weight)
         self.path = Path(config.path)
         self.resident: Resident | None = None
         self.cost = KVCost(0)
@@ -152,12 +154,13 @@ class Residence:
         """Load and try the model in `path`."""
         directory = self._directory(path)
         card = model_card(directory)
-        loaded = load_model(
-            directory,
-            self.dtype,
-            expand_quantised=self._expand,
-            on_progress=lambda done, total: self._on_progress(Progress("loading", done, total)),
-        )
+        with reading(self.device) as next_part:
+
+            def on_progress(done: int, total: int) -> None:
+                self._on_progress(Progress("loading", done, total))
+                next_part()
+
+            loaded = load_model(directory, self.dtype, expand_quantised=self._expand, on_progress=on_progress)
         self._on_progress(Progress("warming up"))
         cost = self_test(loaded.model, loaded.vocab_size, self.dtype).cost
         release_memory()

@@ -14,6 +14,7 @@ from mlxhost.wire.data import Finish
 from mlxhost.worker.admission import Admission
 from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch, Token
+from mlxhost.worker.device import Alone, Device
 from mlxhost.worker.errors import EngineFailure
 from mlxhost.worker.kv import RowKV
 from mlxhost.worker.prefill import Prefill
@@ -45,6 +46,7 @@ class Stepper:
         self.admission, self.prefill = admission, prefill
         self._vocab_size, self._outcomes = vocab_size, outcomes
         self.profile: Profile | None = None
+        self.device: Device = Alone()  # with whom prefill chunks take turns
         self.serve(model)
         self.ticks = self.generated = 0
         self.preemptions = 0  # rows that left for want of memory
@@ -129,6 +131,7 @@ class Stepper:
     def _decode(self) -> None:
         if not self.batch.idle and self._take(self.batch.advance):
             self._failures = 0
+            self.device.stepped()
 
     def _take(self, advance: Any) -> bool:
         """Emit what `advance` brings; False when it raised, and its rows begin again."""
@@ -151,7 +154,7 @@ class Stepper:
 
     def _prefill(self) -> None:
         row = self.prefill.choose(time.monotonic())
-        if row is None:
+        if row is None or not self.device.may_run(wait=self.batch.idle):
             return
         step_s = 0.0 if self.batch.idle else self.batch.step_s
         try:
@@ -161,6 +164,8 @@ class Stepper:
             self._outcomes.end([row], Finish.ERROR, f"the prefill failed: {error}")
             release_memory()
             return
+        finally:
+            self.device.ran()
         self.ticks += 1
         self._join_if_prefilled(row)
 
