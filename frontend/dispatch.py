@@ -13,7 +13,7 @@ from pathlib import Path
 import zmq
 
 from mlxhost.frontend import logs
-from mlxhost.frontend.errors import ApiError, InternalError, Unavailable, WorkerLost
+from mlxhost.frontend.errors import Aborted, ApiError, InternalError, Unavailable, WorkerLost
 from mlxhost.frontend.hints import Hints
 from mlxhost.frontend.models import ModelTable, replica_key
 from mlxhost.frontend.rejects import reject_error
@@ -339,6 +339,8 @@ class Dispatcher:
         elif finish is data.Finish.ABORT:  # not by us: rows that we abort are forgotten at once
             why = detail or "it stopped before the answer was complete"
             self._end(replica, row, error=WorkerLost(row.model, why))
+        elif finish is data.Finish.CANCELLED:
+            self._end(replica, row, error=Aborted(row.model, detail or "by an operator"))
         else:
             self._end(replica, row, finish=finish)
 
@@ -389,7 +391,7 @@ def _well_formed(out: data.Out) -> bool:
         and sum(out.counts) == len(out.tokens)
         and min(out.counts, default=0) >= 0
         and min(out.finish, default=0) >= 0
-        and max(out.finish, default=0) <= data.Finish.ERROR
+        and max(out.finish, default=0) <= data.Finish.CANCELLED
     )
 
 

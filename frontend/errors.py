@@ -254,6 +254,26 @@ class WorkerLost(Unavailable):
         return WorkerLost(self.model, self.why, tokens=tokens, retryable=self.retryable)
 
 
+class Aborted(Unavailable):
+    """503, or a stream's last event: an operator ended the request, so sending it again is not invited."""
+
+    def __init__(self, model: str, why: str, *, tokens: int = 0) -> None:
+        super().__init__(
+            f"The request to {model!r} was ended: {why}", "aborted", retry_after_s=None, retryable=False
+        )
+        self.model = model
+        self.why = why
+        self.tokens = tokens
+
+    @property
+    def details(self) -> dict[str, object]:
+        return {"tokens_emitted": self.tokens, "retryable": False}
+
+    def after(self, tokens: int) -> "Aborted":
+        """The same, saying how much of the answer had come."""
+        return Aborted(self.model, self.why, tokens=tokens)
+
+
 class CardError(InternalError):
     """500: a model's tokenizer or template files cannot be used."""
 

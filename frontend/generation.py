@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mlxhost.frontend.dispatch import Dispatcher
-from mlxhost.frontend.errors import WorkerLost
+from mlxhost.frontend.errors import Aborted, WorkerLost
 from mlxhost.frontend.rows import Call, Row
 from mlxhost.frontend.text.detokenizer import PieceTable
 from mlxhost.frontend.text.stops import StopMatcher
@@ -220,6 +220,6 @@ class Generation:
         """Raise the first row's error. Pieces not yet taken are lost with it."""
         for row in self.call.rows:
             if row.error is not None and self.choices[row.index].reason is None:
-                if isinstance(row.error, WorkerLost):
+                if isinstance(row.error, WorkerLost | Aborted):
                     raise row.error.after(sum(r.received for r in self.call.rows))
                 raise row.error

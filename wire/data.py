@@ -24,6 +24,7 @@ class Finish(IntEnum):
     LENGTH = 2  # max_tokens, or the context is full
     ABORT = 3  # asked for by the frontend, or the worker is shutting down
     ERROR = 4  # the row failed; `detail` says why
+    CANCELLED = 5  # an operator ended it; `detail` says how
 
 
 class Load(Struct, array_like=True, frozen=True):

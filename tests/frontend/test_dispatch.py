@@ -7,7 +7,7 @@ import pytest
 from support.dispatch_bench import SPEC, Bench, bench, fleet, until
 
 from mlxhost.frontend import dispatch
-from mlxhost.frontend.errors import ApiError, InternalError, ShuttingDown, Unavailable, WorkerLost
+from mlxhost.frontend.errors import Aborted, ApiError, InternalError, ShuttingDown, Unavailable, WorkerLost
 from mlxhost.frontend.rows import Row
 from mlxhost.wire import data
 from mlxhost.wire.codec import encode
@@ -72,6 +72,7 @@ def test_nothing_ends_twice_or_counts_from_strangers() -> None:
         ({"detail": ["poison"]}, data.Finish.ERROR, InternalError),
         ({}, data.Finish.ERROR, InternalError),
         ({}, data.Finish.ABORT, WorkerLost),
+        ({}, data.Finish.CANCELLED, Aborted),
     ],
 )
 def test_failed_rows_carry_a_typed_error(columns: dict[str, Any], finish: int, error: type[ApiError]) -> None:
