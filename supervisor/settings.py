@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlxhost.wire.control import ApiKey  # at run time it would make `--help` slow
 
 MAX_FRONTENDS = 64
+GPU_LEASES = ("auto", "on", "off")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -83,6 +84,12 @@ class Settings:
     )
     log_level: str = option(
         "info", Choice(LEVELS), "how much processes log; `ctl log-level` changes it live", live=True
+    )
+    gpu_lease: str = option(
+        "auto",
+        Choice(GPU_LEASES),
+        "whether workers take turns with prefill chunks and loads on their device; auto: on Metal only "
+        "(docs/fit.md has what that buys and costs)",
     )
     keys: "tuple[ApiKey, ...]" = ()
     worker_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.worker")
