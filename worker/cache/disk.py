@@ -52,7 +52,9 @@ class Remove:
 
 @dataclass(frozen=True)
 class Scan:
-    """Find the model's own records."""
+    """Find the model's own records, but for those that are known."""
+
+    known: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Disk(threading.Thread):
         headers: list[Header] = []
         for path, stat in files.record_files(self.root):
             self.bytes += stat.st_size
-            if path.parent != self.directory:
+            if path.parent != self.directory or path.name in job.known:
                 continue
             try:
                 headers.append(files.read_header(path))

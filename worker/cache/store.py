@@ -26,6 +26,7 @@ SPILL_CAP = 128 * 1024 * 1024  # bytes of records that have left the RAM tier an
 BUSY_SHARE = 0.01  # of the time, for writing while rows run
 _IN_FLIGHT = 3  # writes handed to the disk thread at once while idle
 _RETRY_S = 30.0  # after the disk refused a write
+RESCAN_S = 60.0  # of idleness, between two looks for what other processes have written
 _DEMOTE_AFTER_S = 300.0  # of idleness, after which what is on disk leaves RAM
 
 
@@ -63,6 +64,7 @@ class RecordStore:
         self._pinned_bytes = 0  # of the RAM tier
         self._writing = 0  # records handed to the disk
         self._write_after = self._retry_after = 0.0
+        self._scan_after = time.monotonic() + RESCAN_S
         self._idle_since: float | None = None
         self._over_cap = False
         if disk is not None:
@@ -176,10 +178,15 @@ class RecordStore:
             return None
         if self._dirty or self._spilled:
             return max(0.005, self._retry_after - now)
+        if now >= self._scan_after:
+            self._scan_after = now + RESCAN_S
+            held = [r for n in self.index.nodes.values() for r in n.records.values() if r.on_disk]
+            self._disk.submit(disk.Scan(frozenset(disk.names(held))))
+            return 0.005
         left = self._idle_since + self.demote_after_s - now
         if left <= 0:
             self._demote()
-        return left if left > 0 and self._ram else None
+        return min(self._scan_after - now, left if left > 0 and self._ram else RESCAN_S)
 
     def wait(self, timeout_s: float) -> None:
         """Until the disk has done something."""
@@ -325,7 +332,8 @@ class RecordStore:
         if outcome.error:
             self.counters.failed += 1
             self.refused += 1
-            self._skip.add(record)
+            if self.flushing:
+                self._skip.add(record)
             self._retry_after = time.monotonic() + _RETRY_S
             return
         self._write_after = time.monotonic() + outcome.seconds / BUSY_SHARE
@@ -373,11 +381,16 @@ class RecordStore:
     def _on_scanned(self, outcome: Outcome) -> None:
         for header in outcome.headers:
             node = self.index.add(header.parent, header.start, header.tokens)
-            if header.kind in node.records:
+            record = node.records.get(header.kind)
+            if record is None:
+                record = self.index.put(node, header.kind, header.size)
+            elif record.on_disk or record.writing:
                 continue
-            record = self.index.put(node, header.kind, header.size)
             record.on_disk = True
-            self.disk_bytes += header.size
+            self.disk_bytes += record.nbytes
+            self._dirty.pop(record, None)
+            if record in self._spilled:
+                self._unspill(record)
         self.scanned = self.scanned or outcome.last
 
     def _on_removed(self, names: Sequence[str]) -> None:

@@ -62,7 +62,7 @@ def test_a_flipped_bit_anywhere_is_noticed(path: Path) -> None:
     """No single bit can change without the record being refused, or being the same as before."""
     raw = path.read_bytes()
     rng = random.Random(0)
-    for at in {*range(0, 300), *(rng.randrange(len(raw)) for _ in range(300)), len(raw) - 1}:
+    for at in {*range(300), *(rng.randrange(len(raw)) for _ in range(300)), len(raw) - 1}:
         damaged = bytearray(raw)
         damaged[at] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
@@ -106,6 +106,6 @@ def test_a_record_under_another_name_is_refused(path: Path) -> None:
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """Neither the record nor a part of it is there when the disk refuses it."""
     (tmp_path / files.file_name(HEADER.key, Kind.KV)).mkdir()  # the rename cannot succeed
-    with pytest.raises(OSError):
+    with pytest.raises(IsADirectoryError):
         files.write(tmp_path, HEADER, PIECES)
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == []
