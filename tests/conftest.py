@@ -11,7 +11,7 @@ install_seam()  # before any test imports an architecture of mlx-lm by itself
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories of the tiny llama, qwen3 and gemma3 models, and of a 4-bit llama."""
+    """Directories of one tiny model of each family (see tiny_models), and of a 4-bit llama."""
     from support.tiny_models import FAMILIES, build
 
     base = tmp_path_factory.mktemp("tiny")

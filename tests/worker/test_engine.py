@@ -7,14 +7,14 @@ import mlx.core as mx
 import pytest
 from support import solo
 from support.engine_driver import Driver
+from support.loading import load
 from support.tiny_models import FAMILIES
 
 from mlxhost.wire import data
 from mlxhost.wire.data import Finish
-from mlxhost.worker.models.load import LoadedModel, load_model
+from mlxhost.worker.models.load import LoadedModel
 
 MARGIN = 1e-4  # below this distance of the two best logits, rounding may pick either
-_loaded: dict[str, LoadedModel] = {}
 
 
 @pytest.fixture(params=[*FAMILIES, "llama-4bit"])
@@ -25,14 +25,6 @@ def loaded(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Load
 @pytest.fixture
 def llama(tiny_models: dict[str, Path]) -> LoadedModel:
     return load(tiny_models["llama"])
-
-
-def load(directory: Path) -> LoadedModel:
-    if directory.name not in _loaded:
-        _loaded[directory.name] = load_model(
-            directory, "float32", expand_quantised=False, on_progress=lambda _done, _total: None
-        )
-    return _loaded[directory.name]
 
 
 def driver(loaded: LoadedModel, **options: int) -> Driver:
@@ -240,35 +232,6 @@ def test_a_short_prompt_overtakes_a_long_one(llama: LoadedModel) -> None:
     while not engine.results[1].terminals:
         engine.tick(1)
     assert engine.results[0].terminals == 0
-
-
-def test_a_failing_step_ends_its_rows_only(llama: LoadedModel) -> None:
-    """A step that raises ends its rows with an error; requests after it are served."""
-
-    class Failing:
-        layers = llama.model.layers
-        fail = False
-
-        def make_cache(self) -> list:
-            return llama.model.make_cache()
-
-        def __call__(self, *args: object, **kwargs: object) -> mx.array:
-            if self.fail:
-                raise RuntimeError("poisoned")
-            return llama.model(*args, **kwargs)
-
-    model = Failing()
-    engine = Driver(model, llama.vocab_size)
-    engine.add(0, [3, 4], 50)
-    engine.tick(3)
-    model.fail = True
-    engine.tick(1)
-    model.fail = False
-    assert engine.results[0].finish == Finish.ERROR
-    assert "poisoned" in engine.results[0].detail
-    engine.add(1, [3, 4], 5)
-    engine.run()
-    assert len(engine.results[1].tokens) == 5
 
 
 def test_kv_memory_is_freed_when_rows_end(llama: LoadedModel) -> None:
