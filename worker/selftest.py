@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxhost.worker.kv import Batching, PackRule, RowKV, StepCaches, StepShape
-from mlxhost.worker.kv.kinds import Kind, kind_of
+from mlxhost.worker.kvcost import KVCost, measure
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +20,6 @@ _LENGTHS = (37, 11, 24)
 _STEPS = 2
 # Largest difference of a logit, relative to the logits' own spread, for rounding alone.
 _TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
-
-
-@dataclass(frozen=True)
-class KVCost:
-    """`per_token` bytes in layers that grow, `per_row` bytes at most in layers that do not."""
-
-    per_token: int
-    per_row: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ def self_test(model: Any, vocab_size: int, dtype: str, shape: StepShape | None =
     alone = [_decode_alone(model, row.copy(), [i[at] for i in inputs]) for at, row in enumerate(rows)]
     apart = mx.concatenate(alone, axis=1)
     mx.eval(apart)
-    cost = _cost(rows[0])
+    cost = measure(rows[0])
     reasons = []
     for batching in (Batching.PACKS, Batching.PADDED):
         # A floor of 1, so that these short rows are grouped as longer ones would be.
@@ -99,19 +91,3 @@ def _decode_together(
     together = mx.stack(logits).astype(mx.float32)
     mx.eval(together)
     return together
-
-
-def _cost(row: RowKV) -> KVCost:
-    per_token = per_row = 0
-    for leaf in row.leaves:
-        if kind_of(leaf) is Kind.STATE:
-            per_row += sum(entry.nbytes for entry in leaf.cache if entry is not None)
-            continue
-        if leaf.keys is None:
-            continue
-        token = (leaf.keys.nbytes + leaf.values.nbytes) // leaf.keys.shape[2]
-        if kind_of(leaf) is Kind.FULL:
-            per_token += token
-        else:
-            per_row += token * int(leaf.max_size if kind_of(leaf) is Kind.WINDOW else leaf.chunk_size)
-    return KVCost(per_token, per_row)
