@@ -108,6 +108,7 @@ class Core:
             model=model.name,
             path=str(model.path),
             dtype=model.dtype or settings.dtype,
+            quantised=model.quantised or settings.quantised,
             context=model.context or settings.context,
             max_rows=model.max_rows or settings.max_rows,
             cache_dir=self._cache_dir,

@@ -15,6 +15,7 @@ from mlxhost.wire.policies import ROUTINGS
 
 MAX_REPLICAS = 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTISED = ("auto", "keep", "expand")
 # A slot (`name/index`) and its epoch are a ZMQ identity, which holds 255 bytes.
 MAX_NAME_BYTES = 200
 
@@ -53,6 +54,7 @@ class Model:
         "", Choice(ROUTINGS), "how a replica is chosen for a request", unset="the fleet's", live=True
     )
     dtype: str = option("", Choice(DTYPES), "compute dtype", unset="the fleet's")
+    quantised: str = option("", Choice(QUANTISED), "what becomes of quantised weights", unset="the fleet's")
     context: int = option(
         0, Whole(0, metavar="TOKENS"), "longest prompt and answer together", unset="the fleet's"
     )

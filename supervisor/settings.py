@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mlxhost.supervisor.config.kinds import Choice, Switch, Text, Whole
 from mlxhost.supervisor.config.table import option
-from mlxhost.supervisor.modelspec import DTYPES, Model
+from mlxhost.supervisor.modelspec import DTYPES, QUANTISED, Model
 from mlxhost.wire.policies import ROUTINGS
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Settings:
         live=True,
     )
     dtype: str = option("auto", Choice(DTYPES), "compute dtype; auto takes the fast one of the backend")
+    quantised: str = option(
+        "auto",
+        Choice(QUANTISED),
+        "what becomes of quantised weights (GGUF or MLX): keep is smaller, expand is faster on a CPU; auto "
+        "expands on a CPU and keeps elsewhere",
+    )
     context: int = option(
         0,
         Whole(0, metavar="TOKENS"),

@@ -20,7 +20,7 @@ When it is cut, this machine dials again and its models, still loaded, serve on.
 """
 
 # The others are the fleet's, and set there.
-OPTIONS = ("models", "dtype", "context", "max_rows", "log_level")
+OPTIONS = ("models", "dtype", "quantised", "context", "max_rows", "log_level")
 
 
 def add(commands: "argparse._SubParsersAction[Any]") -> None:
