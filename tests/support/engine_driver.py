@@ -15,6 +15,7 @@ from mlxhost.worker.card import model_card
 from mlxhost.worker.engine import Engine
 from mlxhost.worker.events import Aborted, Arrived, Event, Shutdown, Status
 from mlxhost.worker.grammar.waiting import Grammars
+from mlxhost.worker.kv import StepShape
 from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.threads import CpuThreads
 
@@ -47,6 +48,7 @@ class Driver:
         eos_ids: Sequence[int] = (),
         *,
         grammars_of: Path | None = None,
+        shape: StepShape | None = None,
         **capacity: int,
     ) -> None:
         """With `grammars_of`, a model directory, outputs can be constrained; vocabularies are kept there."""
@@ -70,6 +72,7 @@ class Driver:
             inbox=self.inbox,
             outlet=self,
             grammars=self.grammars,
+            shape=shape,
         )
 
     def send(self, frontend: str | None, message: Struct) -> None:

@@ -47,6 +47,7 @@ _FORMATS = _words(
     "email date time date-time duration ipv4 ipv6 hostname uuid uri uri-reference uri-template json-pointer "
     "relative-json-pointer"
 )
+_COUNTS = _words("minItems maxItems minLength maxLength minProperties maxProperties")
 _MAX_REFERENCES = 32  # how far references are followed while branches are merged
 
 
@@ -78,10 +79,14 @@ class _Walk:
         if not isinstance(value, dict):
             return value
         schema: Schema = {k: v for k, v in value.items() if v is not None or k in ("const", "default")}
+        for key in _COUNTS & schema.keys():  # 2.0 is an integer in JSON
+            if isinstance(count := schema[key], float) and count.is_integer():
+                schema[key] = int(count)
         schema = self._merged(schema, path)
         self._old_tuples(schema)
         self._give_type(schema)
         self._name_required(schema, path)
+        _leave_room(schema)
         self._report(schema, path)
         return self._inside(schema, path)
 
@@ -194,7 +199,7 @@ class _Walk:
     def _report(self, schema: Schema, path: str) -> None:
         for key in sorted(_IGNORED & schema.keys()):
             self._note(path, key)
-        if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1:
+        if schema.get("uniqueItems") is True and not 0 < _count(schema, "maxItems") <= 1:
             self._note(path, "uniqueItems")
         if "allOf" in schema:
             self._note(path, "allOf (its parts cannot be merged)")
@@ -237,6 +242,22 @@ class _Walk:
             else:
                 return None
         return found
+
+
+def _leave_room(schema: Schema) -> None:
+    """What a schema does not mention is forbidden by the compiler; where that leaves too little, allow it."""
+    items, properties = schema.get("prefixItems") or [], schema.get("properties") or {}
+    few = not items or _count(schema, "minItems") > len(items)
+    if schema.get("type") == "array" and "items" not in schema and few:
+        schema["items"] = {}
+    closed = {"additionalProperties", "unevaluatedProperties", "patternProperties"} & schema.keys()
+    if not closed and _count(schema, "minProperties") > len(properties):
+        schema["additionalProperties"] = {}
+
+
+def _count(schema: Schema, key: str) -> float:
+    value = schema.get(key)
+    return value if isinstance(value, int | float) else 0
 
 
 def _bare(schema: Any) -> Any:
