@@ -6,11 +6,15 @@ The Metal branch is written from MLX's documentation and is untested: no Mac was
 import ctypes
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from mlxhost.worker.blas import HINT, Blas, use_fast_blas
+from mlxhost.worker.kv import PackRule, StepShape
+
+# Many small attention calls starve a GPU, padding costs it little: rows share a pack up to twice the length.
+_GPU_PACKS = PackRule(ratio=2.0, floor=256)
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Backend:
     working_set: int  # bytes; 0 where the device does not say
     blas: Blas | None
     notes: tuple[str, ...] = ()
+    shape: StepShape = field(default_factory=StepShape)  # how rows of a step are laid out
 
 
 def detect() -> Backend:
@@ -31,11 +36,13 @@ def detect() -> Backend:
     if mx.metal.is_available():
         info = mx.device_info()
         working_set = int(info.get("max_recommended_working_set_size", 0))
-        return Backend("metal", f"metal ({info.get('device_name', '?')})", "bfloat16", 64, working_set, None)
+        label = f"metal ({info.get('device_name', '?')})"
+        return Backend("metal", label, "bfloat16", 64, working_set, None, shape=StepShape(rule=_GPU_PACKS))
     if mx.cuda.is_available():
         info = mx.device_info()
         working_set = int(info.get("total_memory", info.get("memory_size", 0)))
-        return Backend("cuda", f"cuda ({info.get('device_name', '?')})", "bfloat16", 64, working_set, None)
+        label = f"cuda ({info.get('device_name', '?')})"
+        return Backend("cuda", label, "bfloat16", 64, working_set, None, shape=StepShape(rule=_GPU_PACKS))
     blas = use_fast_blas()
     if blas is None or not blas.patched:
         notes = (HINT,) if sys.platform == "linux" else ()

@@ -23,6 +23,7 @@ from mlxhost.worker.errors import RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, GrammarDone, Shutdown, Status
 from mlxhost.worker.grammar.waiting import Grammars
 from mlxhost.worker.intake import rows_of
+from mlxhost.worker.kv import StepShape
 from mlxhost.worker.modes import STEPPING, Hold, Holds, Mode
 from mlxhost.worker.prefill import Prefill
 from mlxhost.worker.profile import Profile
@@ -69,6 +70,7 @@ class Engine:
         inbox: "SimpleQueue[Event]",
         outlet: Outlet,
         grammars: Grammars,
+        shape: StepShape | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -79,7 +81,7 @@ class Engine:
         self._grammars = grammars
         self.admission = Admission(capacity)
         self.prefill = Prefill(max_gap_s)
-        self.stepper = Stepper(model, vocab_size, self.admission, self.prefill, self)
+        self.stepper = Stepper(model, vocab_size, self.admission, self.prefill, self, shape)
         self.holds = Holds()
         self.sessions = Sessions()
         self.calls: Calls | None = None  # set by who answers them

@@ -65,7 +65,8 @@ def serve(boot: Boot, link: Link) -> None:
     threads = CpuThreads(backend.blas, init.lease.cpu_threads or cores())
     residence = Residence(config, backend, init.lease, lambda progress: link.send(None, progress))
     resident = residence.load()
-    capacity = residence.capacity(config.max_rows or backend.max_rows)
+    tested = resident.tested
+    capacity = residence.capacity(tested.max_rows(config.max_rows or backend.max_rows))
     grammars = Grammars(link.inbox.put, Path(config.cache_dir))
     grammars.use(resident.card, resident.loaded.vocab_size)
     engine = Engine(
@@ -79,6 +80,7 @@ def serve(boot: Boot, link: Link) -> None:
         inbox=link.inbox,
         outlet=link,
         grammars=grammars,
+        shape=tested.shape,
     )
     engine.stepper.device = residence.device
     operations = Operations(
@@ -108,7 +110,7 @@ def serve(boot: Boot, link: Link) -> None:
             tasks=["generate"],
             card=resident.card,
             backend=backend.label,
-            notes=[*backend.notes, *resident.loaded.notes],
+            notes=[*backend.notes, *resident.loaded.notes, *tested.notes],
         ),
     )
     del resident  # it holds the weights, which sleep must be able to drop

@@ -19,7 +19,7 @@ from mlxhost.worker.errors import ModelError
 from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.models.load import DTYPES, LoadedModel, check_safetensors, load_model
 from mlxhost.worker.parameters import shapes
-from mlxhost.worker.selftest import self_test
+from mlxhost.worker.selftest import Tested, self_test
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Resident:
     directory: Path
     loaded: LoadedModel
     card: ModelCard
-    cost: KVCost
+    tested: Tested
 
 
 class Residence:
@@ -146,7 +146,7 @@ class Residence:
 
     def _take(self, path: Path, resident: Resident) -> None:
         loaded = resident.loaded
-        self.path, self.resident, self.cost = path, resident, resident.cost
+        self.path, self.resident, self.cost = path, resident, resident.tested.cost
         self.weights_bytes, self._max_model_len = loaded.weights_bytes, loaded.max_model_len
         self._shapes, self._model_config = shapes(loaded.model), loaded.config
 
@@ -162,9 +162,9 @@ class Residence:
 
             loaded = load_model(directory, self.dtype, expand_quantised=self._expand, on_progress=on_progress)
         self._on_progress(Progress("warming up"))
-        cost = self_test(loaded.model, loaded.vocab_size, self.dtype).cost
+        tested = self_test(loaded.model, loaded.vocab_size, self.dtype, self._backend.shape)
         release_memory()
-        return Resident(directory, loaded, card, cost)
+        return Resident(directory, loaded, card, tested)
 
     def _directory(self, path: Path) -> Path:
         """The model's directory; a GGUF file is converted into one first, once."""

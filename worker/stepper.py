@@ -16,7 +16,7 @@ from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch, Token
 from mlxhost.worker.device import Alone, Device
 from mlxhost.worker.errors import EngineFailure
-from mlxhost.worker.kv import RowKV
+from mlxhost.worker.kv import RowKV, StepShape
 from mlxhost.worker.prefill import Prefill
 from mlxhost.worker.profile import Profile
 from mlxhost.worker.row import Row
@@ -41,10 +41,17 @@ class Stepper:
     """Runs the rows of one model."""
 
     def __init__(
-        self, model: Any, vocab_size: int, admission: Admission, prefill: Prefill, outcomes: Outcomes
+        self,
+        model: Any,
+        vocab_size: int,
+        admission: Admission,
+        prefill: Prefill,
+        outcomes: Outcomes,
+        shape: StepShape | None = None,
     ) -> None:
         self.admission, self.prefill = admission, prefill
         self._vocab_size, self._outcomes = vocab_size, outcomes
+        self._shape = shape or StepShape()
         self.profile: Profile | None = None
         self.device: Device = Alone()  # with whom prefill chunks take turns
         self.serve(model)
@@ -57,7 +64,7 @@ class Stepper:
     def serve(self, model: Any) -> None:
         """Run `model` (None: none) from now on. No row may be running."""
         self.model = model
-        self.batch = Batch(model, self._vocab_size)
+        self.batch = Batch(model, self._vocab_size, self._shape)
         self.batch.profile = self.profile
 
     def set_profile(self, profile: Profile | None) -> None:
@@ -204,7 +211,7 @@ class Stepper:
 
     def _runs_alone(self, row: Row) -> bool:
         """Run one step of `row` by itself; False when it ended, with the error or by its token."""
-        alone = Batch(self.model, self._vocab_size)
+        alone = Batch(self.model, self._vocab_size, self._shape)
         alone.join(row, row.next_input)
         try:
             alone.advance()

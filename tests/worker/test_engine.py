@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -12,6 +13,7 @@ from support.tiny_models import FAMILIES
 
 from mlxhost.wire import data
 from mlxhost.wire.data import Finish
+from mlxhost.worker.kv import PackRule, StepShape
 from mlxhost.worker.models.load import LoadedModel
 
 MARGIN = 1e-4  # below this distance of the two best logits, rounding may pick either
@@ -27,8 +29,16 @@ def llama(tiny_models: dict[str, Path]) -> LoadedModel:
     return load(tiny_models["llama"])
 
 
-def driver(loaded: LoadedModel, **options: int) -> Driver:
+def driver(loaded: LoadedModel, **options: Any) -> Driver:
     return Driver(loaded.model, loaded.vocab_size, **options)
+
+
+# How rows are laid out on a CPU, and on a GPU (here with packs that few rows fit and that all rows fit).
+SHAPES = {
+    "single rows": StepShape(),
+    "packs by length": StepShape(rule=PackRule(1.5, 16)),
+    "one pack": StepShape(rule=PackRule(100.0)),
+}
 
 
 def prompts(count: int, seed: int = 1) -> list[list[int]]:
@@ -52,9 +62,10 @@ def test_concurrent_rows_equal_solo_rows(loaded: LoadedModel) -> None:
     assert_like_solo(loaded, engine, rows, 40)
 
 
-def test_rows_that_join_and_leave_at_any_step_equal_solo_rows(loaded: LoadedModel) -> None:
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_rows_that_join_and_leave_at_any_step_equal_solo_rows(loaded: LoadedModel, shape: StepShape) -> None:
     """Requests that arrive in the middle and end at different times do not disturb one another."""
-    engine, rows = driver(loaded), prompts(8, seed=2)
+    engine, rows = driver(loaded, shape=shape), prompts(8, seed=2)
     for handle, prompt in enumerate(rows):
         engine.add(handle, prompt, 10 + 5 * handle)
         engine.tick(3)
@@ -65,10 +76,11 @@ def test_rows_that_join_and_leave_at_any_step_equal_solo_rows(loaded: LoadedMode
             assert engine.results[handle].tokens == expected
 
 
-def test_sliding_window_rows_run_past_the_window(tiny_models: dict[str, Path]) -> None:
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_sliding_window_rows_run_past_the_window(tiny_models: dict[str, Path], shape: StepShape) -> None:
     """Rows several windows long, prompt and output, equal solo rows."""
     loaded = load(tiny_models["gemma3"])
-    engine = driver(loaded)
+    engine = driver(loaded, shape=shape)
     rows = [[(7 * i + k) % 400 + 3 for i in range(20 + 60 * k)] for k in range(4)]
     for handle, prompt in enumerate(rows):
         engine.add(handle, prompt, 100)
