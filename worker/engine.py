@@ -34,6 +34,7 @@ from mlxhost.worker.threads import CpuThreads
 
 _TRIM_AFTER_S = 0.3  # idle time before freed memory goes back to the system
 _SLEEPING_RETRY_S = 30.0
+_EXIT_S = 0.5  # of a shutdown's time, for what comes after the engine
 
 
 class Outlet(Protocol):
@@ -88,6 +89,8 @@ class Engine:
         self._rows: dict[Key, Row] = {}
         self._last_seq: dict[str, int] = {}
         self._stop_at: float | None = None
+        self._idle_since: float | None = None
+        self._trimmed = False
 
     @property
     def model(self) -> Any:
@@ -108,6 +111,7 @@ class Engine:
                 self._on_event(event)
             self.step()
         self._grammars.close()
+        self.stepper.prefix.close(self._stop_at - time.monotonic() - _EXIT_S)
 
     @property
     def mode(self) -> Mode:
@@ -138,15 +142,24 @@ class Engine:
     # Events
 
     def _wait(self) -> Event | None:
-        """The next event; freed memory goes back to the system when it is long in coming. None after a
-        while when rows stand still, whose deadlines go on."""
+        """The next event, if it comes before something else is to be done: rows that stand still have
+        deadlines, the prefix cache has files to write, and freed memory is to go back to the system."""
+        now = time.monotonic()
+        self._idle_since = self._idle_since or now
+        due = [self.stepper.prefix.pump(busy=False)]
+        if self._rows:
+            due.append(_TRIM_AFTER_S)
+        elif not self._trimmed:
+            due.append(self._idle_since + _TRIM_AFTER_S - now)
         try:
-            return self._inbox.get(timeout=_TRIM_AFTER_S)
+            event = self._inbox.get(timeout=min((max(0.0, d) for d in due if d is not None), default=None))
         except Empty:
-            if self._rows:
-                return None
-            release_memory()
-            return self._inbox.get()
+            if not self._rows and not self._trimmed and time.monotonic() > self._idle_since + _TRIM_AFTER_S:
+                release_memory()
+                self._trimmed = True
+            return None
+        self._idle_since, self._trimmed = None, False
+        return event
 
     def _next_event(self) -> Event | None:
         try:
@@ -295,6 +308,8 @@ class Engine:
     def _end_session(self, row: Row) -> None:
         if row.session_id:
             self.sessions.ended(row.session_id, len(row.prompt) if row.begun else 0, row.produced)
+            if row.session_id not in self.sessions:
+                row.session_id = ""  # closed meanwhile: nothing is kept for it
 
     def _status(self) -> Status:
         return Status(
@@ -303,6 +318,7 @@ class Engine:
             compiling=len(self._grammars),
             kv_tokens=self.admission.reserved_tokens,
             kv_capacity=self.admission.capacity.kv_tokens,
+            cached_tokens=self.stepper.prefix.tokens,
             generated=self.stepper.generated,
             tick=self.stepper.ticks,
             last_seq=self._last_seq,

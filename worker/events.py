@@ -63,6 +63,7 @@ class Status:
     compiling: int = 0  # rows that wait for their grammar, which the engine does not work on
     kv_tokens: int = 0
     kv_capacity: int = 0
+    cached_tokens: int = 0
     generated: int = 0  # tokens since the start
     tick: int = 0
     last_seq: Mapping[str, int] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class Status:
             waiting=self.waiting + self.compiling,
             kv_tokens=self.kv_tokens,
             kv_capacity=self.kv_capacity,
+            cached_tokens=self.cached_tokens,
             tokens_per_s=tokens_per_s,
             last_seq=self.last_seq.get(frontend, 0),
             tick=self.tick,

@@ -10,6 +10,7 @@ from mlxhost.wire import control, sockets
 from mlxhost.wire.boot import Boot, read_boot
 from mlxhost.wire.errors import ParentGone
 from mlxhost.worker.backend import cores, detect, resident_bytes
+from mlxhost.worker.cache.setup import open_cache
 from mlxhost.worker.engine import Engine
 from mlxhost.worker.errors import EngineFailure, ModelError
 from mlxhost.worker.grammar.waiting import Grammars
@@ -83,6 +84,14 @@ def serve(boot: Boot, link: Link) -> None:
         shape=tested.shape,
     )
     engine.stepper.device = residence.device
+    engine.stepper.prefix = open_cache(
+        resident.loaded.model,
+        resident.directory,
+        residence.dtype,
+        cache_dir=Path(config.cache_dir),
+        ram_bytes=residence.cache_bytes,
+        disk_bytes=config.cache_disk_bytes,
+    )
     operations = Operations(
         engine,
         residence,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from mlxhost.worker.backend import release_memory, resident_bytes
+from mlxhost.worker.cache.keys import model_fingerprint
 from mlxhost.worker.engine import Engine
 from mlxhost.worker.errors import CallError, ModelError
 from mlxhost.worker.modes import Hold
@@ -24,6 +25,7 @@ def sleep(engine: Engine, residence: Residence, level: int) -> dict[str, Any]:
     before, started = resident_bytes(), time.monotonic()
     model = engine.model
     engine.let_go()
+    engine.stepper.prefix.sleep()
     if level == 2:
         del model
         residence.drop()
@@ -75,6 +77,8 @@ def reload(engine: Engine, residence: Residence, path: Path) -> dict[str, Any]:
     on, when they cannot be served."""
     started, asleep = time.monotonic(), engine.holds.asleep
     _reading(engine, lambda: residence.replace(path))
+    if residence.resident is not None:
+        engine.stepper.prefix.rebase(model_fingerprint(residence.resident.directory, residence.dtype))
     if asleep:
         residence.drop()
     else:

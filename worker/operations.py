@@ -17,6 +17,7 @@ from mlxhost.wire.control import Ctl, News, Reply
 from mlxhost.wire.data import Finish
 from mlxhost.worker import callargs, linkcalls, memorycalls, unsupported
 from mlxhost.worker.backend import resident_bytes
+from mlxhost.worker.cache.report import Flushes, figures
 from mlxhost.worker.engine import Engine, Outlet
 from mlxhost.worker.errors import CallError, ModelError
 from mlxhost.worker.modes import Hold, Mode
@@ -74,6 +75,8 @@ class Operations:
             "list_sessions": self._list_sessions,
             "get_weights_by_name": self._get_weights_by_name,
         }
+        self._flushes = Flushes(lambda: engine.stepper.prefix, engine.rows)
+        engine.sessions.on_gone = lambda session_id: engine.stepper.prefix.unpin_session(session_id)
         engine.calls = self
 
     @property
@@ -95,6 +98,7 @@ class Operations:
 
     def settle(self) -> None:
         """Do what was put off until nothing runs; else tell its callers how much still does."""
+        self._flushes.settle()
         running = self._engine.admission.running
         for deferred in list(self._deferred):
             if running == 0:
@@ -108,6 +112,7 @@ class Operations:
     def end(self) -> None:
         """The worker shuts down: nothing that was put off will be done."""
         self._ending = True
+        self._flushes.end()
         self._cancel(self._deferred, "the worker is shutting down")
 
     def _run(self, ctl: Ctl, act: Callable[[], Result | None]) -> None:
@@ -152,9 +157,8 @@ class Operations:
 
     # Running, pausing
 
-    def _flush(self, ctl: Ctl) -> Result:
-        # There is no prefix cache yet: nothing is held back, and nothing was lost.
-        return {"durable": True, "flushed": 0, "missing": 0, "entries": 0, "bytes": 0}
+    def _flush(self, ctl: Ctl) -> None:
+        self._flushes.begin(ctl.deadline_s, lambda report: self._reply(ctl, report))
 
     def _pause(self, ctl: Ctl) -> Result | None:
         args = callargs.parse(ctl, callargs.Pause)
@@ -233,6 +237,7 @@ class Operations:
             "weights_bytes": self._residence.weights_bytes,
             "resident_bytes": resident_bytes(),
             "sessions": len(engine.sessions),
+            "prefix_cache": figures(engine.stepper.prefix),
             "profiling": engine.profile is not None,
         }
 

@@ -1,6 +1,7 @@
 """Contexts into KV caches, a chunk at a time, so that running streams never wait long. Engine thread only."""
 
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 import mlx.core as mx
@@ -21,13 +22,21 @@ class Prefill:
         self.chunk_size = ChunkSize(max_gap_s, timing)
         self._turns = Turns()
 
-    def choose(self, now: float) -> Row | None:
-        """The row whose chunk is next; one that shares another's prefill waits for that."""
-        rows = [row for row in self.rows if row.leader is None]
+    def choose(self, now: float, but: Collection[Row] = ()) -> Row | None:
+        """The row whose chunk is next, none of `but`; one that shares another's prefill waits for that."""
+        rows = [row for row in self.rows if row.leader is None and row not in but]
         return self._turns.choose(rows, now) if rows else None
 
-    def run(self, row: Row, model: Any, step_s: float, profile: Profile | None) -> None:
-        """One chunk of `row` through `model`, while a decode step of `step_s` seconds is in flight (0: none).
+    def run(
+        self,
+        row: Row,
+        model: Any,
+        step_s: float,
+        profile: Profile | None,
+        shorten: Callable[[Row, int], int] = lambda _, size: size,
+    ) -> None:
+        """One chunk of `row` through `model`, while a decode step of `step_s` seconds is in flight (0: none);
+        `shorten` may make it end earlier.
 
         Raises whatever the model raises; the row's caches are of no use then.
         """
@@ -36,6 +45,7 @@ class Prefill:
         size = min(row.to_prefill, self.chunk_size.next(step_s, done))
         if row.prompt_top is not None:
             size = min(size, _LOGITS_CHUNK)
+        size = shorten(row, size)
         assert row.kv is not None
         logits = row.kv.run(model, row.tokens(done, done + size))
         if row.prompt_top is not None:

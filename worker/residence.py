@@ -13,6 +13,7 @@ from typing import Any
 from mlxhost.wire.control import Lease, ModelCard, Progress, WorkerConfig
 from mlxhost.worker.admission import Capacity
 from mlxhost.worker.backend import Backend, available_bytes, release_memory
+from mlxhost.worker.cache.setup import RAM_SHARE
 from mlxhost.worker.card import model_card, read_json
 from mlxhost.worker.device import Device, reading, take_turns
 from mlxhost.worker.errors import ModelError
@@ -70,6 +71,12 @@ class Residence:
         self._kv_bytes = self._kv_bytes or self._leased_kv_bytes or _free_kv_bytes()
         return self._present
 
+    @property
+    def cache_bytes(self) -> int:
+        """What of the KV budget is the prefix cache's: a quarter, or what is asked for, half at most."""
+        asked = self._config.cache_ram_bytes
+        return int(self._kv_bytes * RAM_SHARE) if asked < 0 else min(asked, self._kv_bytes // 2)
+
     def drop(self) -> None:
         """Let go of the weights; `load` brings them back."""
         self.resident = None
@@ -125,7 +132,7 @@ class Residence:
         """What `max_rows` rows can hold; with a warning when that is next to nothing."""
         context = self._config.context
         max_model_len = min(self._max_model_len, context or self._max_model_len)
-        capacity = Capacity(self._kv_bytes, max_model_len, max_rows, self.cost)
+        capacity = Capacity(self._kv_bytes - self.cache_bytes, max_model_len, max_rows, self.cost)
         if capacity.longest:
             return capacity
         # The smallest cache there is, rather than no service: it holds one allocation step of one row.

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct, structs
@@ -32,9 +33,13 @@ class Sessions:
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Session] = OrderedDict()
         self.forgotten = 0  # sessions that made room for others
+        self.on_gone: Callable[[str], None] = lambda session_id: None  # closed, or forgotten
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._by_id
 
     def open(self, session_id: str = "") -> Session:
         """A new session; the id is chosen when none is given. Raises CallError when it exists."""
@@ -51,6 +56,7 @@ class Sessions:
         session = self._by_id.pop(session_id, None)
         if session is None:
             raise CallError("not_found", f"no session {session_id!r} here; {len(self)} are known")
+        self.on_gone(session_id)
         return session
 
     def started(self, session_id: str) -> None:
@@ -89,3 +95,4 @@ class Sessions:
             idle = next((s.id for s in self._by_id.values() if not s.running), next(iter(self._by_id)))
             del self._by_id[idle]
             self.forgotten += 1
+            self.on_gone(idle)

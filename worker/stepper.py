@@ -7,13 +7,14 @@ fail alone, too, end with the error.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mlxhost.wire.data import Finish
 from mlxhost.worker.admission import Admission
 from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch, Token
+from mlxhost.worker.cache.prefix import PrefixCache
 from mlxhost.worker.device import Alone, Device
 from mlxhost.worker.errors import EngineFailure
 from mlxhost.worker.kv import RowKV, StepShape
@@ -24,7 +25,9 @@ from mlxhost.worker.siblings import follow, orphaned
 
 log = logging.getLogger(__name__)
 
-_MAX_FAILURES = 3  # steps in a row that may raise before the worker gives up
+# The worker gives up after so many failed steps that no row explained by failing alone, too...
+_MAX_FAILURES = 3
+_FORGOTTEN_AFTER = 256  # ...with fewer ticks than this between one and the next
 
 
 class Outcomes(Protocol):
@@ -54,12 +57,13 @@ class Stepper:
         self._shape = shape or StepShape()
         self.profile: Profile | None = None
         self.device: Device = Alone()  # with whom prefill chunks take turns
+        self.prefix = PrefixCache()  # off, until the worker sets one
         self.serve(model)
         self.ticks = self.generated = 0
         self.preemptions = 0  # rows that left for want of memory
         self.yields = 0  # rows that left for another client, or a better priority
         self.failed_steps = 0
-        self._failures = 0  # failed steps since the last that went well
+        self._failures = self._failed_at = 0
 
     def serve(self, model: Any) -> None:
         """Run `model` (None: none) from now on. No row may be running."""
@@ -89,28 +93,33 @@ class Stepper:
         self._make_room()
         self._decode()
         self._prefill()
+        self.prefix.pump(busy=not self.batch.idle or bool(self.prefill.rows))
 
     def drop(self, row: Row) -> None:
         """Forget a row that has ended, wherever it was."""
         self.admission.release(row)
-        self._leave(row)
+        self._leave(row, self.prefix.drop if row.finish == Finish.ERROR else self.prefix.ended)
 
     # Coming and going
 
     def _begin(self, row: Row) -> None:
         self.admission.admit(row)
         row.kv = RowKV.new(self.model)
+        if not row.accepted:
+            row.cached_tokens = self.prefix.likely(row)
         self._outcomes.accept(row)
         if row.leader not in self.prefill.rows:
             row.leader = None
         self.prefill.rows.append(row)
         self._join_if_prefilled(row)
 
-    def _leave(self, row: Row) -> None:
+    def _leave(self, row: Row, record: Callable[[Row], object]) -> None:
+        """`record` sees the row once its caches are whole, before they go."""
         if row in self.prefill.rows:
             self.prefill.rows.remove(row)
             orphaned(self.prefill.rows, row)
         self.batch.leave([row])
+        record(row)
         row.kv = None
 
     def _make_room(self) -> None:
@@ -128,7 +137,7 @@ class Stepper:
             self._take(self.batch.drain)
             if row.finish != Finish.RUNNING or row not in self.batch.rows:
                 return False
-        self._leave(row)
+        self._leave(row, self.prefix.save_row)
         row.rewind()
         self.admission.set_aside(row)
         return True
@@ -136,23 +145,22 @@ class Stepper:
     # Computing
 
     def _decode(self) -> None:
-        if not self.batch.idle and self._take(self.batch.advance):
-            self._failures = 0
+        if not self.batch.idle:
+            self._take(self.batch.advance)
             self.device.stepped()
 
-    def _take(self, advance: Any) -> bool:
-        """Emit what `advance` brings; False when it raised, and its rows begin again."""
+    def _take(self, advance: Callable[[], list[tuple[Row, Token]]]) -> None:
+        """Emit what `advance` brings; when it raises, its rows begin again."""
         try:
             drawn = advance()
         except Exception as error:
             self._on_failed_step(error)
-            return False
+            return
         self.ticks += 1
         emitted = [self._taken(row, token) for row, token in drawn if row.finish == Finish.RUNNING]
         self._outcomes.emit(emitted)
         if self.profile is not None:
             self.profile.lap("emit", len(emitted))
-        return True
 
     def _taken(self, row: Row, token: Token) -> tuple[Row, list[Token]]:
         self.generated += 1
@@ -160,12 +168,12 @@ class Stepper:
         return row, [token] if row.take(token.id) else []
 
     def _prefill(self) -> None:
-        row = self.prefill.choose(time.monotonic())
+        row = self._next_to_prefill()
         if row is None or not self.device.may_run(wait=self.batch.idle):
             return
         step_s = 0.0 if self.batch.idle else self.batch.step_s
         try:
-            self.prefill.run(row, self.model, step_s, self.profile)
+            self.prefill.run(row, self.model, step_s, self.profile, self.prefix.chunk)
         except Exception as error:
             log.error("a prefill chunk failed: %s", error, exc_info=error)
             self._outcomes.end([row], Finish.ERROR, f"the prefill failed: {error}")
@@ -174,7 +182,25 @@ class Stepper:
         finally:
             self.device.ran()
         self.ticks += 1
+        self.prefix.passed(row)
         self._join_if_prefilled(row)
+
+    def _next_to_prefill(self) -> Row | None:
+        """The row whose chunk is next, with what the prefix cache has of its context in its caches. None
+        when there is none, or the rest of this tick is due to the rows that decode."""
+        waiting: list[Row] = []  # for the disk
+        while row := self.prefill.choose(time.monotonic(), waiting):
+            before = row.prefilled
+            if not self.prefix.begin(row, self.model):
+                waiting.append(row)
+                continue
+            if row.to_prefill and (self.batch.idle or row.prefilled == before):
+                return row
+            self._join_if_prefilled(row)
+            return None
+        if waiting and self.batch.idle:
+            self.prefix.wait()
+        return None
 
     def _join_if_prefilled(self, row: Row) -> None:
         if row.leader is not None or row.to_prefill:
@@ -194,13 +220,15 @@ class Stepper:
         """Nobody knows whose fault it was, nor what the caches hold: the rows begin again, each alone
         first."""
         log.error("a decode step failed: %s", error, exc_info=error)
-        self._failures += 1
+        forgotten = self.ticks - self._failed_at > _FORGOTTEN_AFTER
+        self._failures, self._failed_at = (1 if forgotten else self._failures + 1), self.ticks
         self.failed_steps += 1
         rows = [row for row in self.batch.abandon() if row.finish == Finish.RUNNING]
         if self._failures >= _MAX_FAILURES:
             self._outcomes.end(rows, Finish.ERROR, f"the decode step failed: {error}")
-            raise EngineFailure(f"{self._failures} decode steps in a row failed, the last with: {error}")
+            raise EngineFailure(f"{self._failures} decode steps failed, the last with: {error}")
         for row in rows:
+            self.prefix.drop(row)
             row.rewind()
             row.suspect = True
             row.kv = RowKV.new(self.model)
@@ -219,6 +247,7 @@ class Stepper:
             alone.leave([row])
         except Exception as error:
             log.error("request %s fails alone, too: %s", row.request_id, error)
+            self._failures = 0
             self._outcomes.end([row], Finish.ERROR, f"the decode step failed: {error}")
             return False
         row.suspect = False

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _CHECKPOINT_TOKENS = 2048  # between two checkpoints of recurrent layers
 _MIN_TAIL = 16  # tokens; fewer cost more to keep than to compute
 _READ_S = 10.0  # what a row waits for the disk before it computes its prefix
-_SLEEP_FLUSH_S = 20.0
+_SLEEP_FLUSH_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +176,11 @@ class PrefixCache:
         """A turn between two ticks. Seconds until it wants another one; None: no sooner than something
         happens."""
         return self.store.pump(busy) if self.store else None
+
+    def wait(self) -> None:
+        """A moment, for the disk to bring what rows wait for."""
+        if self.store is not None:
+            self.store.wait(0.01)
 
     def shrink(self, cap: int) -> None:
         """Hold at most `cap` bytes in RAM from now on; what goes is written if it can be."""
