@@ -115,7 +115,7 @@ def test_a_lone_row_runs_on_after_the_memory_has_shrunk() -> None:
 sizes = st.tuples(st.integers(1, 200), st.integers(1, 700), st.integers(0, 2), st.sampled_from("abc"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(sizes, min_size=1, max_size=14), st.integers(1000, 2500), st.integers(1, 6))
 def test_every_row_ends_and_memory_is_never_exceeded(
     requests: list[tuple[int, int, int, str]], kv_tokens: int, max_rows: int
