@@ -12,8 +12,8 @@ import msgspec
 from mlxhost.supervisor.console import size
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import ModelError
-from mlxhost.supervisor.estimate.estimate import Estimate, estimate
-from mlxhost.supervisor.leases.grant import Grant, grant
+from mlxhost.supervisor.estimate.estimate import Estimate, estimate, machine_backend
+from mlxhost.supervisor.leases.grant import Grant, Tenant, grant
 from mlxhost.supervisor.leases.shrink import LIMITS, Limits, Rung, Shrink, step
 from mlxhost.supervisor.leases.tenants import tenant
 from mlxhost.supervisor.leases.truth import held_bytes
@@ -25,7 +25,8 @@ MEASURE_S = 2.0
 
 
 class LeaseKeeper:
-    """`budget` tells the bytes that all workers of this machine may take together."""
+    """`budget` tells the bytes that all workers of this machine may take together; `device_file` is where
+    they take turns on their device (empty: they do not)."""
 
     def __init__(
         self,
@@ -34,10 +35,12 @@ class LeaseKeeper:
         budget: Callable[[], int],
         *,
         measure: Callable[[int], int] = held_bytes,
+        device_file: str = "",
         interval_s: float = MEASURE_S,
         limits: Limits = LIMITS,
     ) -> None:
         self._core, self._lifecycle, self._budget = core, lifecycle, budget
+        self._device_file = device_file
         self._measure, self._interval_s, self._limits = measure, interval_s, limits
         self._grants: dict[str, Grant] = {}
         self._standing: dict[tuple[str, int], Shrink] = {}  # by slot and epoch
@@ -53,17 +56,15 @@ class LeaseKeeper:
                     self._judge(replica, now)
             await asyncio.sleep(self._interval_s)
 
+    def charged_beside(self, model: str) -> int:
+        """What models other than `model` cannot do without: their bases and one serving context each."""
+        tenants = [self._tenant(r) for r in self._local() if r.model.name != model]
+        return sum(t.base + t.kv_wanted for t in tenants)
+
     def regrant(self) -> None:
         """Share the budget among the workers that there are now; tell those for whom that changed."""
         replicas = {r.slot: r for r in self._local()}
-        settings = self._core.settings
-        self._grants = grant(
-            self._budget(),
-            [
-                tenant(r, self._estimate(r), r.model.spec.max_rows or settings.max_rows)
-                for r in replicas.values()
-            ],
-        )
+        self._grants = grant(self._budget(), [self._tenant(r) for r in replicas.values()])
         for slot, granted in self._grants.items():
             self._lease(replicas[slot], granted)
 
@@ -75,12 +76,14 @@ class LeaseKeeper:
             if not r.host and (r.child or r.state in ALIVE or r.state is State.BACKOFF)
         ]
 
-    def _estimate(self, replica: Replica) -> Estimate | None:
+    def _tenant(self, replica: Replica) -> Tenant:
         spec, settings = replica.model.spec, self._core.settings
+        estimated: Estimate | None
         try:
-            return estimate(spec.path, spec.dtype or settings.dtype, spec.context or settings.context)
+            estimated = estimate(spec.path, spec.dtype or settings.dtype, spec.context or settings.context)
         except ModelError:
-            return None  # its worker will say what is wrong with the files
+            estimated = None  # its worker will say what is wrong with the files
+        return tenant(replica, estimated, spec.max_rows or settings.max_rows)
 
     def _lease(self, replica: Replica, granted: Grant) -> None:
         standing = self._standing.get((replica.slot, replica.epoch), Shrink())
@@ -90,6 +93,8 @@ class LeaseKeeper:
             cache_bytes=granted.buffers,
             kv_bytes=max(1, granted.kv),
             shrink=standing.rung.order,
+            device_lease=self._device_file,
+            weight=replica.model.spec.weight,
         )
         if lease != replica.lease:
             replica.lease = lease
@@ -135,8 +140,12 @@ def keep_leases(core: Core, lifecycle: Lifecycle) -> None:
         told = [r.ready.device_working_set for r in core.state.replicas() if r.ready and not r.host]
         return budget_bytes(core.settings.budget, working_set(told, ram))
 
-    keeper = LeaseKeeper(core, lifecycle, budget)
+    asked = core.settings.gpu_lease
+    turns = asked == "on" or (asked == "auto" and machine_backend() == "metal")
+    file = str(core.rundir.sockets / "device") if turns else ""
+    keeper = LeaseKeeper(core, lifecycle, budget, device_file=file)
     core.grant_memory = keeper.regrant
+    core.room = lambda model: (budget(), keeper.charged_beside(model))
     core.background(keeper.run())
 
 
