@@ -1,6 +1,7 @@
 """Waiting for the fleet's state to change: the one way in which coroutines of the event loop wait on it."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 
@@ -13,6 +14,14 @@ class Changes:
     def notify(self) -> None:
         self._event.set()
         self._event = asyncio.Event()
+
+    async def next(self, timeout_s: float) -> None:
+        """Wait for one more change, at most `timeout_s`."""
+        event = self._event
+        with contextlib.suppress(TimeoutError):
+            # Not wait_for: up to Python 3.11 that loses a cancellation which comes together with the event.
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
 
     async def until(
         self,
@@ -30,7 +39,8 @@ class Changes:
             if left is not None and left <= 0:
                 return False
             try:
-                await asyncio.wait_for(event.wait(), left)
+                async with asyncio.timeout(left):
+                    await event.wait()
             except TimeoutError:
                 return bool(reached())
         return True

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mlxhost.supervisor.commands import config, ctl, fit, join, keys, pull, up
+from mlxhost.supervisor.commands import config, ctl, fit, join, keys, pull, service, up
 from mlxhost.supervisor.console import err, out
 from mlxhost.supervisor.errors import EXIT_USAGE, UserError
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action=_Version, help="print the version and exit")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, ctl, config, fit, pull, join, keys):
+    for command in (up, ctl, config, service, fit, pull, join, keys):
         command.add(commands)
     return root
 
