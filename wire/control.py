@@ -194,6 +194,21 @@ class Start(Struct, tag="start"):
     """The answer to READY: go."""
 
 
+class MemoryUse(Struct, frozen=True):
+    """What a worker's memory is used for, as the worker counts it. Bytes, unless the name says otherwise."""
+
+    active: int = 0  # MLX: live arrays, weights included
+    buffers: int = 0  # MLX: freed and kept for reuse
+    peak: int = 0  # MLX: the most that was ever active
+    kv_limit: int = 0  # for rows' KV caches
+    kv_reserved: int = 0  # of it, what running rows hold or may soon
+    kv_held: int = 0  # of that, what they hold
+    kv_scheme: str = ""  # what the live caches are, e.g. "full float32, window float32"
+    preemptions: int = 0  # rows that had to wait again for want of memory, since the start
+    yields: int = 0  # rows that had to wait again for another client or a better priority
+    failed_steps: int = 0  # decode steps that raised, and whose rows began again alone
+
+
 class Heartbeat(Struct, tag="heartbeat"):
     """Sent each interval, and at once when `busy` or `mode` changes. `load.tick` advances with every engine
     step. A worker whose mode keeps it from stepping is not busy, whatever waits in it."""
@@ -203,6 +218,7 @@ class Heartbeat(Struct, tag="heartbeat"):
     resident_bytes: int = 0
     in_flight: int = 0  # rows of every frontend that have no terminal message yet
     mode: str = "running"  # running, pausing, paused, sleeping, reloading
+    memory: MemoryUse = MemoryUse()
 
 
 class Dead(Struct, tag="dead"):

@@ -27,6 +27,18 @@ _CARD = control.ModelCard(
     eos_ids=[2, 0],
 )
 _KEY = control.ApiKey("alice", "5e" * 32, True)
+_MEMORY = control.MemoryUse(
+    active=700_000_000,
+    buffers=33_000_000,
+    peak=810_000_000,
+    kv_limit=1 << 30,
+    kv_reserved=95_000_000,
+    kv_held=48_000_000,
+    kv_scheme="full float32",
+    preemptions=3,
+    yields=1,
+    failed_steps=1,
+)
 _LEASE = control.Lease(
     cpu_threads=2,
     memory_bytes=1 << 33,
@@ -157,7 +169,7 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
         ),
         (),
     ),
-    "heartbeat": (control.Heartbeat(True, _LOAD, 580_000_000, 4, "pausing"), ()),
+    "heartbeat": (control.Heartbeat(True, _LOAD, 580_000_000, 4, "pausing", _MEMORY), ()),
     "dead": (control.Dead("bad_model", "model.safetensors: truncated"), ()),
     "lease": (_LEASE, ()),
     "fleet": (
