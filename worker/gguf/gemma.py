@@ -64,6 +64,6 @@ def _sliding_window(metadata: Metadata, layers: int) -> tuple[int, int]:
 def _period(metadata: Metadata, slides: list[object], layers: int) -> int:
     """The period of a list that says of each layer whether it slides."""
     period = slides.index(False) + 1 if False in slides else layers + 1
-    if slides != [(layer + 1) % period != 0 for layer in range(layers)]:
+    if len(slides) != layers or slides != [(layer + 1) % period != 0 for layer in range(layers)]:
         raise unsupported(metadata, "its sliding layers follow no period")
     return period
