@@ -7,13 +7,13 @@ send or fail to send; late, duplicate and foreign messages change nothing.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import zmq
 
 from mlxhost.frontend import logs
-from mlxhost.frontend.errors import Aborted, ApiError, InternalError, Unavailable, WorkerLost
+from mlxhost.frontend.errors import Aborted, ApiError, InternalError, ModelNotReady, Unavailable, WorkerLost
 from mlxhost.frontend.hints import Hints
 from mlxhost.frontend.models import ModelTable, replica_key
 from mlxhost.frontend.rejects import reject_error
@@ -58,6 +58,7 @@ class Dispatcher:
         self._replays = Replays(self._resend)
         self._next_handle = 0
         self._changed = asyncio.Event()
+        self.on_absent: Callable[[str], None] = lambda _: None  # told of a model that a lost row waits for
         self.dropped: Counter[str] = Counter()  # messages that were ignored, by reason
         socket = context.socket(zmq.ROUTER)
         sockets.configure(socket)
@@ -153,7 +154,11 @@ class Dispatcher:
 
     def _resend(self, row: Row) -> bool:
         """Start a row anew. Raises like `_send_add`."""
-        sent = self._send_add(row)
+        try:
+            sent = self._send_add(row)
+        except ModelNotReady:
+            self.on_absent(row.model)
+            raise
         if sent:
             logs.info("replayed", id=row.spec.request_id, slot=row.replica[0], epoch=row.replica[1])
         return sent
@@ -275,7 +280,7 @@ class Dispatcher:
                 self._on_accepted(replica, message)
             case data.Reject():
                 if row := replica.rows.get(message.handle):
-                    self._end(replica, row, error=reject_error(row.model, message))
+                    self._on_reject(replica, row, message)
             case _:
                 self._drop(key, "unexpected", type(message).__name__)
 
@@ -350,6 +355,15 @@ class Dispatcher:
             row.cached_tokens = accepted.cached_tokens
             row.warning = accepted.warning
             row.call.touch(row)
+
+    def _on_reject(self, replica: Replica, row: Row, reject: data.Reject) -> None:
+        """A worker that is about to end never ran the row: it is started where the model runs next."""
+        if reject.code == data.REJECT_DRAINING and row.attempt == 1:
+            if self._forget(replica, row):
+                self._replays.lost(row, WorkerLost(row.model, "it was being unloaded"))
+                self._wake()
+        else:
+            self._end(replica, row, error=reject_error(row.model, reject))
 
     def _end(
         self,

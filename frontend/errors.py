@@ -224,6 +224,23 @@ class ModelNotReady(Unavailable):
         )
 
 
+class DoesNotFit(Unavailable):
+    """503: the model is not in memory, and there is no room for it, however long one waits."""
+
+    def __init__(self, name: str, reason: str, why: str) -> None:
+        super().__init__(
+            f"The model {name!r} cannot be loaded: {reason}",
+            "model_does_not_fit",
+            retry_after_s=None,
+            retryable=False,
+        )
+        self.why = why
+
+    @property
+    def details(self) -> dict[str, object]:
+        return {"why": self.why}
+
+
 class ReplicaNotReady(Unavailable):
     """503: the request names one replica, and that one cannot take it now."""
 

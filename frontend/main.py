@@ -31,6 +31,7 @@ from mlxhost.frontend.services import Services
 from mlxhost.frontend.text.model import TextModels
 from mlxhost.frontend.text.prompts import Prompts
 from mlxhost.frontend.text.store import CardStore
+from mlxhost.frontend.waiting import Waiting
 from mlxhost.wire import sockets
 from mlxhost.wire.boot import LIFELINE_FD, Boot, read_boot
 from mlxhost.wire.control import Fleet
@@ -95,6 +96,8 @@ class Frontend:
         if where := init.frontend.remote:
             remote = RemoteListener(context, where, dispatcher.on_message)
             link.watch_allowed(remote.allow)
+        waiting = Waiting(table, link.call, wait_s=init.frontend.load_wait_s, most=init.frontend.max_waiting)
+        dispatcher.on_absent = waiting.wish
         services = Services(
             table=table,
             dispatcher=dispatcher,
@@ -103,6 +106,7 @@ class Frontend:
             gate=gate,
             request_ids=RequestIds(),
             keep_alive=KeepAlive(),
+            waiting=waiting,
             control=link,
             access=Access(init.frontend.keys),
             max_body_bytes=init.frontend.max_body_bytes,
@@ -112,6 +116,7 @@ class Frontend:
         def on_fleet(fleet: Fleet) -> None:
             gate.set_open(fleet.accepting)
             dispatcher.on_fleet(fleet)
+            waiting.wake()
             texts.keep([m.card for m in fleet.models if m.card is not None])
 
         # Bodies are decompressed by http.body, which knows the API's limits and error shapes.
@@ -139,6 +144,7 @@ class Frontend:
         for task in (beat, idle_comments):
             task.cancel()
         await runner.cleanup()
+        await waiting.close()
         link.close()
         dispatcher.close()
         if remote:

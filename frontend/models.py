@@ -8,10 +8,14 @@ from mlxhost.frontend.routing import ReplicaKey
 from mlxhost.wire.control import Fleet, FleetModel, FleetReplica
 
 READY = "ready"
+ABSENT = "absent"  # no process, by no one's will
 # States in which the process that `epoch` names is alive; its running rows go on.
 LIVE_STATES = frozenset(
     {"starting", "loading", "ready", "draining", "drained", "pausing", "paused", "sleeping", "reloading"}
 )
+
+# States of a model that end by themselves, or by asking for it: requests may wait.
+PASSING_STATES = frozenset({ABSENT, "starting", "loading", "backoff", "draining", "drained"})
 
 # What to tell clients of a model none of whose replicas is ready: the first state found decides.
 # Seconds to wait, and whether retrying can help without anyone acting.
@@ -20,6 +24,7 @@ _WAITS: dict[str, tuple[float, bool]] = {
     "starting": (5.0, True),
     "backoff": (5.0, True),
     "reloading": (5.0, True),
+    ABSENT: (5.0, True),
     "pausing": (10.0, True),
     "paused": (10.0, True),
     "draining": (10.0, True),

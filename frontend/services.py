@@ -10,6 +10,7 @@ from mlxhost.frontend.http.sse import KeepAlive
 from mlxhost.frontend.models import ModelTable
 from mlxhost.frontend.text.model import TextModels
 from mlxhost.frontend.text.prompts import Prompts
+from mlxhost.frontend.waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Services:
     gate: Gate
     request_ids: RequestIds
     keep_alive: KeepAlive
+    waiting: Waiting
     control: ControlLink
     access: Access
     max_body_bytes: int

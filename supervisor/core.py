@@ -5,7 +5,7 @@ shutdown. They run on one event loop and take turns only where they await, so th
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +19,8 @@ from mlxhost.supervisor.home import cache_dir
 from mlxhost.supervisor.report import fleet_message
 from mlxhost.supervisor.rundir import RunDir
 from mlxhost.supervisor.settings import Settings
-from mlxhost.supervisor.state import WAS_READY, FleetState, Frontend, Member, Replica
+from mlxhost.supervisor.source import Source
+from mlxhost.supervisor.state import WAS_READY, FleetState, Frontend, Member, Model, Replica
 from mlxhost.wire.control import Ctl, FrontendConfig, Lease, RemoteListen, WorkerConfig
 from mlxhost.wire.curve import KeyPair
 from mlxhost.wire.sockets import identity
@@ -38,6 +39,13 @@ class RemoteHosts(Protocol):
     def close(self) -> None: ...
 
 
+class Residency(Protocol):
+    """Which models are in memory (see supervisor.residency)."""
+
+    def want(self, model: Model) -> None: ...
+    def learn(self, replica: Replica) -> None: ...
+
+
 class Core:
     """The state of one running fleet, and who must hear when it changes."""
 
@@ -49,22 +57,33 @@ class Core:
         rundir: RunDir,
         listen_fds: Sequence[int],
         events: Events,
+        admin_fd: int = -1,
     ) -> None:
         self.settings, self.timing, self.state, self.events = settings, settings.timing, state, events
         self.control, self.rundir, self._listen_fds = control, rundir, listen_fds
+        self._admin_fd = admin_fd
         self.cores = available_cores()
         self.changes = Changes()
         self.calls = Calls(self.send)
         self.log_level = settings.log_level  # of processes that start
         events.set_level(settings.log_level)
         self.serving = False  # everything asked for at the start was ready once
+        self.room: Callable[[str], tuple[int, int]] = lambda _: (0, 0)  # budget, and what other models hold
+        self.grant_memory: Callable[[], None] = lambda: None  # shares the budget anew (see leases.keeper)
         self.stop_requests = 0  # SIGINT and SIGTERM; the second one is impatient
         self.fatal: BaseException | None = None
         self._cache_dir = str(cache_dir())
         self._tasks: set[asyncio.Task[None]] = set()
         self._publish_due = False
+        self.residency: Residency | None = None  # set before anything runs
+        self.source: Source | None = None  # of the settings, for a reload; None: there is none
         self.hosts: RemoteHosts | None = None  # the machines that joined, when any may
         self.curve: KeyPair | None = None  # with which this machine's workers dial another one's frontends
+
+    def want(self, model: Model) -> None:
+        """Have a model loaded as soon as there is room."""
+        if self.residency:
+            self.residency.want(model)
 
     def send(self, peer: Peer, message: msgspec.Struct) -> bool:
         member = self.state.member(peer[0]) if self.hosts else None
@@ -100,7 +119,14 @@ class Core:
             replica = ready[slot]
             if replica.threads != threads:
                 replica.threads = threads
-                self.send((slot, replica.epoch), Lease(cpu_threads=threads))
+                self.send_lease(replica)
+
+    def lease_of(self, replica: Replica) -> Lease:
+        """All that the worker may use now."""
+        return msgspec.structs.replace(replica.lease, cpu_threads=replica.threads)
+
+    def send_lease(self, replica: Replica) -> None:
+        self.send((replica.slot, replica.epoch), self.lease_of(replica))
 
     def worker_config(self, replica: Replica) -> WorkerConfig:
         settings, model = self.settings, replica.model.spec
@@ -114,24 +140,29 @@ class Core:
             cache_dir=self._cache_dir,
         )
 
-    def listen_fd(self, frontend: Member) -> int:
-        """The listening socket of a frontend, for all its lives."""
-        return self._listen_fds[int(frontend.slot.rpartition("/")[2])]
+    def listen_fds(self, frontend: Member) -> tuple[int, int]:
+        """The listening sockets of a frontend, for all its lives: its own on TCP, and the shared /admin."""
+        return self._listen_fds[int(frontend.slot.rpartition("/")[2])], self._admin_fd
 
     def frontend_config(self, frontend: Frontend) -> FrontendConfig:
+        listen_fd, admin_fd = self.listen_fds(frontend)
         return FrontendConfig(
-            self.listen_fd(frontend),
+            listen_fd,
             self.state.url,
             cache_dir=self._cache_dir,
             remote=self.hosts.frontend_config() if self.hosts else None,
             replay_wait_s=self.timing.replay_s,
+            admin_fd=admin_fd,
+            keys=list(self.settings.keys),
+            load_wait_s=self.timing.load_wait_s,
         )
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
+    def background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run `work` beside the rest. An error in it is a bug, and ends the fleet rather than part of it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -19,11 +19,18 @@ _STEPS: dict[tuple[Goal, State], Step] = {
     (Goal.SERVE, State.DRAINING): Step.OPEN,
     (Goal.SERVE, State.DRAINED): Step.OPEN,
     (Goal.DRAIN, State.READY): Step.CLOSE,
-    (Goal.UNLOAD, State.READY): Step.CLOSE,
-    (Goal.UNLOAD, State.DRAINED): Step.STOP,
-    (Goal.UNLOAD, State.STARTING): Step.STOP,
-    (Goal.UNLOAD, State.LOADING): Step.STOP,
-    (Goal.UNLOAD, State.BACKOFF): Step.FORGET,
+    (Goal.HOLD, State.READY): Step.CLOSE,
+    **{
+        (goal, state): step
+        for goal in (Goal.UNLOAD, Goal.STANDBY)
+        for state, step in {
+            State.READY: Step.CLOSE,
+            State.DRAINED: Step.STOP,
+            State.STARTING: Step.STOP,
+            State.LOADING: Step.STOP,
+            State.BACKOFF: Step.FORGET,
+        }.items()
+    },
     (Goal.UNLOAD, State.FAILED): Step.FORGET,
 }
 

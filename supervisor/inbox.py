@@ -96,6 +96,7 @@ class Inbox:
             return
         if member is None:
             return
+        core.grant_memory()  # before it counts as greeted: its own lease travels in INIT
         member.greeted, member.state = True, State.LOADING
         member.heard_at = time.monotonic()
         init = control.Init(heartbeat_s=core.timing.heartbeat_s, log_level=core.log_level)
@@ -105,7 +106,7 @@ class Inbox:
         elif isinstance(member, Replica):
             member.progress, member.progress_at = None, member.heard_at
             member.phase_since = member.heard_at
-            init.worker, init.lease = core.worker_config(member), control.Lease(cpu_threads=member.threads)
+            init.worker, init.lease = core.worker_config(member), core.lease_of(member)
         core.control.send(peer, init)
         if core.hosts and isinstance(member, Frontend):
             core.hosts.allow_on(member)
@@ -124,13 +125,15 @@ class Inbox:
         replica.beat, replica.beat_at, replica.tick_at = None, now, now
         replica.load_crashes, replica.reason = 0, ""
         # A model that was drained while it loaded comes up closed; it has had nothing to finish.
-        replica.state = State.READY if replica.model.goal is Goal.SERVE else State.DRAINED
+        replica.state = State.READY if replica.goal is Goal.SERVE else State.DRAINED
         core.send((replica.slot, replica.epoch), control.Start())
         for note in ready.notes:
             core.events.event(replica.slot, note)
         if core.serving:
             core.events.event(replica.slot, f"{replica.state.value} after {now - replica.spawned_at:.1f} s")
         core.changed()
+        if core.residency:
+            core.residency.learn(replica)
         self._lifecycle.pursue(replica.model)
 
     def _on_heartbeat(self, member: Member, beat: control.Heartbeat) -> None:
@@ -139,6 +142,8 @@ class Inbox:
         if isinstance(member, Replica):
             if not beat.busy or before is None or before.load.tick != beat.load.tick:
                 member.tick_at = now
+            if beat.in_flight or (before and before.in_flight):
+                member.model.used_at = now
             if before is None or before.busy != beat.busy:
                 self._core.regrant()
             if beat.mode != (before.mode if before else RUNNING):

@@ -1,5 +1,6 @@
 """Life and death of the fleet's processes: spawn, exit, restart, stop."""
 
+import asyncio
 import errno
 import math
 import random
@@ -10,16 +11,24 @@ import time
 from mlxhost.supervisor import goals, restart
 from mlxhost.supervisor.calls import Peer
 from mlxhost.supervisor.child import FRONTEND_ENVIRONMENT, Child, ending, spawn, worker_environment
+from mlxhost.supervisor.console import size
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import UserError
+from mlxhost.supervisor.residency.freed import available_bytes, wait_freed
 from mlxhost.supervisor.rundir import Child as RecordedChild
 from mlxhost.supervisor.state import ALIVE, PAUSED, WAS_READY, Frontend, Goal, Member, Model, Replica, State
 from mlxhost.supervisor.sweep import created
 from mlxhost.wire.boot import Boot
-from mlxhost.wire.control import Stop
+from mlxhost.wire.control import Lease, Stop
 
 # The machine is short of something; that may pass.
 _TRANSIENT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+
+
+def _living(replica: Replica) -> bool:
+    """Whether it has a process, or will have one again, that is not on its way out."""
+    here = replica.child is not None or replica.state in ALIVE or replica.state is State.BACKOFF
+    return here and not replica.stopping
 
 
 class Lifecycle:
@@ -59,7 +68,7 @@ class Lifecycle:
                 boot,
                 on_line=lambda line: core.events.output(member.slot, line),
                 env=worker_environment(core.cores) if replica else FRONTEND_ENVIRONMENT,
-                pass_fds=() if replica else (core.listen_fd(member),),
+                pass_fds=() if replica else core.listen_fds(member),
             )
         except OSError as error:
             self._disown(member)
@@ -86,6 +95,8 @@ class Lifecycle:
         self._core.changes.notify()
         member.last_lines = await child.last_words()
         if member.stopping:
+            if isinstance(member, Replica):
+                await self._freed(member)
             member.state, member.stopping = State.UNLOADED, False
             self._core.changed()
             self._pursue_model_of(member)
@@ -96,16 +107,26 @@ class Lifecycle:
             crashed = code < 0 and not member.dead_message and not member.load_timed_out
             self._decide(member, reason, crashed=crashed)
 
+    async def _freed(self, replica: Replica) -> None:
+        """Wait until the kernel shows that the memory of a worker that was unloaded is free."""
+        before, expected = replica.available_before, replica.held_before
+        replica.available_before = 0
+        if before and not await wait_freed(expected, before, self._core.timing.freed_s):
+            text = f"of the {size(expected)} it held not half were seen to be free after it had ended"
+            self._core.events.event(replica.slot, text, "debug")
+
     def _disown(self, member: Member) -> None:
         """The process no longer speaks for its slot: the epoch moves on, so frontends end its streams."""
         self._core.calls.fail((member.slot, member.epoch))
         member.was_ready = member.state in WAS_READY
         member.epoch += 1
-        member.greeted, member.beat = False, None
+        if isinstance(member, Replica):
+            member.held_before = member.held_bytes
+        member.greeted, member.beat, member.held_bytes = False, None, 0
         member.state, member.restart_at = State.BACKOFF, math.inf
         if isinstance(member, Replica):
             member.ready = member.progress = None
-            member.threads = 1
+            member.threads, member.lease = 1, Lease()
         elif isinstance(member, Frontend):
             member.endpoint = member.remote_endpoint = ""
         self._core.changed()
@@ -178,8 +199,10 @@ class Lifecycle:
     def pursue(self, model: Model) -> None:
         """Take the next step towards the model's goal with every replica."""
         for replica in model.replicas:
+            if replica.host and model.goal in (Goal.HOLD, Goal.STANDBY):
+                continue  # what runs elsewhere takes no room here
             if not replica.stopping and self._state.accepting:
-                self._take(goals.next_step(model.goal, replica.state), replica)
+                self._take(goals.next_step(replica.goal, replica.state), replica)
 
     def _take(self, step: goals.Step, replica: Replica) -> None:
         match step:
@@ -192,9 +215,13 @@ class Lifecycle:
                 replica.quiet_after = time.monotonic() + self._core.timing.settle_s
                 self.unpause(replica)
                 self._core.changed()
+                if not replica.host and not self._state.joined:
+                    self._core.background(self._settle(replica, (replica.slot, replica.epoch)))
             case goals.Step.OPEN:
                 replica.state = State.READY
                 self._core.changed()
+            case goals.Step.STOP if replica.state is State.DRAINED:
+                self._core.background(self._flush_and_stop(replica, (replica.slot, replica.epoch)))
             case goals.Step.STOP:
                 self.stop(replica, self._core.timing.exit_s)
             case goals.Step.FORGET:
@@ -202,6 +229,34 @@ class Lifecycle:
                 self._core.changed()
             case goals.Step.NOTHING:
                 pass
+
+    async def _settle(self, replica: Replica, peer: Peer) -> None:
+        """Learn sooner than from the next heartbeat that a closed replica is idle: once every frontend has
+        answered after it was told, all its requests are with the worker, whose answer brings a heartbeat."""
+        calls, settle_s = self._core.calls, self._core.timing.settle_s
+        frontends = [f for f in self._state.frontends if f.state in WAS_READY]
+        asked = (calls.call((f.slot, f.epoch), "health", {}, settle_s) for f in frontends)
+        told = all(reply.code == "ok" for reply in await asyncio.gather(*asked))
+        if told and (replica.slot, replica.epoch) == peer and replica.state is State.DRAINING:
+            replica.quiet_after = min(replica.quiet_after, time.monotonic())
+        await calls.call(peer, "health", {}, settle_s)
+
+    async def _flush_and_stop(self, replica: Replica, peer: Peer) -> None:
+        """Make what a drained worker has cached durable, then end it, if that is still wanted."""
+        if replica.flushing == replica.epoch:
+            return
+        replica.flushing = replica.epoch
+        if replica.ready and "flush" in replica.ready.operations:
+            flush_s = self._core.timing.flush_s
+            reply = await self._core.calls.call(peer, "flush", {}, flush_s)
+            if reply.code != "ok":
+                text = f"its cache could not be made durable before it ended: {reply.message or reply.code}"
+                self._core.events.event(replica.slot, text, "warning")
+        replica.flushing = 0
+        wanted = goals.next_step(replica.goal, replica.state) is goals.Step.STOP
+        if (replica.slot, replica.epoch) == peer and wanted and not replica.stopping:
+            replica.available_before = available_bytes()
+            self.stop(replica, self._core.timing.exit_s)
 
     def unpause(self, replica: Replica) -> None:
         """Let the rows of a paused worker go on, so that they can finish."""
@@ -212,8 +267,7 @@ class Lifecycle:
         await self._core.calls.call(peer, "resume", {}, self._core.timing.exit_s)
 
     def load(self, model: Model) -> None:
-        """Serve `model`, forgetting earlier failures."""
-        model.goal = Goal.SERVE
+        """Serve `model`, forgetting earlier failures; when it is absent, as soon as there is room for it."""
         for replica in model.replicas:
             if replica.host:
                 if self._core.hosts and replica.state in (State.FAILED, State.UNLOADED):
@@ -225,7 +279,13 @@ class Lifecycle:
                 replica.state, replica.reason = State.UNLOADED, ""
             elif replica.state is State.BACKOFF and replica.child is None:
                 replica.restart_at = 0.0
-        self.pursue(model)
+        here = [r for r in model.replicas if not r.host]
+        if not here or any(map(_living, here)):
+            model.goal = Goal.SERVE
+            self.pursue(model)
+        else:
+            model.goal = Goal.STANDBY
+            self._core.want(model)
 
     async def kill_everything(self) -> None:
         """End every process of the fleet, whatever it does."""

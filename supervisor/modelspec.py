@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlxhost.supervisor.config.kinds import Choice, Texts, Whole
+from mlxhost.supervisor.config.kinds import Choice, Duration, Number, Switch, Texts, Whole
 from mlxhost.supervisor.config.table import option
 from mlxhost.supervisor.console import printable
 from mlxhost.supervisor.errors import UsageError
@@ -59,6 +59,17 @@ class Model:
         0, Whole(0, metavar="TOKENS"), "longest prompt and answer together", unset="the fleet's"
     )
     max_rows: int = option(0, Whole(0), "requests that one replica decodes together", unset="the fleet's")
+    lazy: bool = option(False, Switch(), "not loaded at the start: the first request for it loads it")
+    pin: bool = option(False, Switch(), "never evicted once it is resident")
+    priority: int = option(
+        0,
+        Whole(-100, 100),
+        "of several models that could make room the one with the highest number goes first",
+    )
+    weight: float = option(
+        1.0, Number(0.01, 100.0), "its share of the device's turns (`--gpu-lease`), relative to others'"
+    )
+    idle_ttl: float = option(0.0, Duration(), "unloaded after so long without a request", unset="the fleet's")
 
 
 def parse(values: Iterable[str]) -> list[Spec]:

@@ -10,11 +10,15 @@ from typing import Any
 
 import msgspec
 
-from mlxhost.supervisor import loglevel
+from mlxhost.supervisor import loglevel, reload
 from mlxhost.supervisor.core import Core
+from mlxhost.supervisor.estimate.answers import Answers
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.nearby import nearby
+from mlxhost.supervisor.reload import Reload
 from mlxhost.supervisor.report import shown_state, status
+from mlxhost.supervisor.residency.calls import ResidencyCalls
+from mlxhost.supervisor.residency.residency import Residency
 from mlxhost.supervisor.state import SETTLED, Goal, Model, Replica, State
 from mlxhost.supervisor.workercalls import WorkerCalls
 from mlxhost.wire.control import Ctl, News, Reply
@@ -25,14 +29,18 @@ MAX_DEADLINE_SECONDS = 24 * 3600.0
 
 
 class Operations:
-    def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
-        self._core, self._lifecycle = core, lifecycle
+    def __init__(self, core: Core, lifecycle: Lifecycle, residency: Residency) -> None:
+        self._core, self._lifecycle, self._residency = core, lifecycle, residency
+        calls = self._residency_calls = ResidencyCalls(core, residency)
         self._workers = WorkerCalls(core)
+        self._answers = Answers(core)
+        self.reload = Reload(core, lifecycle, self._workers, core.source)
         self._own: dict[str, Callable[[bytes, Ctl, Model], Awaitable[Reply]]] = {
             "drain": self._drain,
             "resume": self._resume,
             "unload": self._unload,
             "load": self._load,
+            **dict.fromkeys(calls.OPERATIONS, calls.answer),
         }
 
     async def run(self, client: bytes, ctl: Ctl) -> None:
@@ -46,12 +54,19 @@ class Operations:
         state = self._core.state
         if ctl.op == "status":
             late = {"late_replies": self._core.calls.late}
-            return Reply(ctl.call_id, result=status(state, time.monotonic()) | late | self._remote())
+            where = {"residency": self._residency.status()}
+            return Reply(ctl.call_id, result=status(state, time.monotonic()) | where | late | self._remote())
         if not state.accepting:
             return Reply(ctl.call_id, "failed", "the fleet is stopping")
         model = state.find_model(ctl.target)
         if ctl.op == loglevel.OPERATION:
             return await loglevel.configure_logging(self._core, self._workers, client, ctl)
+        if ctl.op == reload.OPERATION:
+            return await self.reload.run(client, ctl)
+        if ctl.op == "explain" and (model or not ctl.target):
+            return self._residency_calls.explain(ctl, model)
+        if ctl.op in Answers.operations:
+            return await self._answers.answer(ctl)
         if ctl.op == "routing" and (model or not ctl.target):
             return self._routing(ctl, model)
         if ctl.op not in self._own and (asked := self._workers.targets(ctl)) is not None:
@@ -102,25 +117,59 @@ class Operations:
                 "invalid",
                 f"{model.name} is unloaded, or about to be; `mlxhost ctl load {model.name}` loads it",
             )
-        model.goal = Goal.SERVE
+        if model.goal is Goal.DRAIN:
+            model.goal = Goal.SERVE if any(r.child or r.host for r in model.replicas) else Goal.STANDBY
         self._core.events.event("", f"resumed {model.name}")
+        self._core.changed()
         self._lifecycle.pursue(model)
         if bad := await self._workers.resume(model, ctl.deadline_s):
             return Reply(ctl.call_id, "failed", bad, self._states(model))
         return self._done(ctl, model)
 
     async def _unload(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
-        """Drain the model, then end its processes."""
-        model.goal = Goal.UNLOAD
+        """Drain the model, then end its processes. `until_needed`: the next request loads it again."""
+        model.goal = Goal.STANDBY if ctl.args.get("until_needed") else Goal.UNLOAD
+        self._core.changed()
         self._core.events.event("", f"unloading {model.name}")
         self._lifecycle.pursue(model)
         return await self._wait_for(client, ctl, model, "unloaded", lambda r: r.state is State.UNLOADED)
 
     async def _load(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
-        """Load the model, also after it failed, and wait until it serves."""
-        self._core.events.event("", f"loading {model.name}")
+        """Load the model, also after it failed, and wait until it serves; other models make room for it by
+        the rules of residency."""
+        self._core.events.event("", f"asked to load {model.name}")
         self._lifecycle.load(model)
+        if ctl.args.get("wait", True):
+            began = time.monotonic()
+            if refused := await self._room_for(client, ctl, model):
+                return refused
+            ctl = msgspec.structs.replace(ctl, deadline_s=ctl.deadline_s - (time.monotonic() - began))
+        elif refusal := self._residency.refusal(model):
+            return Reply(ctl.call_id, "failed", f"{model.name}: {refusal.reason}")
         return await self._wait_for(client, ctl, model, "ready", lambda r: r.state in SETTLED)
+
+    async def _room_for(self, client: bytes, ctl: Ctl, model: Model) -> Reply | None:
+        """Wait until the model may be loaded; the reply when it may not."""
+        told = ""
+
+        def tell() -> None:
+            nonlocal told
+            if (news := self._residency.waiting(model)) and news != told:
+                told = news
+                self._core.control.send(client, News(ctl.call_id, f"{model.name}: {news}"))
+
+        def over() -> bool:
+            asked = model.goal is Goal.STANDBY and self._core.state.accepting
+            return not asked or self._residency.refusal(model) is not None
+
+        if not await self._core.changes.until(over, ctl.deadline_s, tell):
+            why = self._residency.waiting(model)
+            return Reply(
+                ctl.call_id, "timeout", f"{model.name} has no room after {ctl.deadline_s:.0f} s: {why}"
+            )
+        if refusal := self._residency.refusal(model):
+            return Reply(ctl.call_id, "failed", f"{model.name}: {refusal.reason}")
+        return None
 
     async def _wait_for(
         self, client: bytes, ctl: Ctl, model: Model, wanted: str, reached: Callable[[Replica], bool]

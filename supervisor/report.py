@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from mlxhost.supervisor.state import RUNNING, FleetState, Frontend, Member, Model, Replica, State
+import msgspec
+
+from mlxhost.supervisor.state import RUNNING, FleetState, Frontend, Goal, Member, Model, Replica, State
 from mlxhost.wire.control import Fleet, FleetFrontend, FleetModel, FleetReplica
+
+ABSENT = "absent"  # no process; one is started when it is asked for
 
 
 def fleet_message(state: FleetState) -> Fleet:
@@ -29,6 +33,7 @@ def _fleet_model(model: Model) -> FleetModel:
         reason=reasons[0] if reasons else "",
         created=model.created,
         sampling_defaults=dict(model.spec.sampling_defaults),
+        on_demand=may_load(model) and not all(r.state is State.FAILED for r in model.replicas),
     )
 
 
@@ -36,7 +41,14 @@ def shown_state(member: Member) -> str:
     """The state that others see: of a ready worker that stands still, why it does."""
     if member.state is State.READY and member.mode != RUNNING:
         return member.mode
+    if member.state is State.UNLOADED and isinstance(member, Replica) and may_load(member.model):
+        return ABSENT
     return member.state.value
+
+
+def may_load(model: Model) -> bool:
+    """Whether a request for the model makes it resident, if it is not."""
+    return model.goal not in (Goal.UNLOAD, Goal.DRAIN) and any(not r.host for r in model.replicas)
 
 
 def _fleet_replica(replica: Replica) -> FleetReplica:
@@ -91,7 +103,7 @@ def _member_status(member: Member, now: float) -> dict[str, Any]:
         "uptime_s": round(now - member.spawned_at, 1) if child else None,
         "restarts": member.total_restarts,
         "in_flight": member.in_flight,
-        "memory_bytes": member.beat.resident_bytes if member.beat else 0,
+        "memory_bytes": member.held_bytes or (member.beat.resident_bytes if member.beat else 0),
         "last_lines": member.last_lines,
     }
 
@@ -104,7 +116,8 @@ def _replica_status(replica: Replica, now: float) -> dict[str, Any]:
     load, ready, progress = replica.load, replica.ready, replica.progress
     loading = replica.state is State.LOADING and progress is not None
     return _member_status(replica, now) | {
-        "memory_bytes": (replica.beat.resident_bytes if replica.beat else 0)
+        "memory_bytes": replica.held_bytes
+        or (replica.beat.resident_bytes if replica.beat else 0)
         or (ready.resident_bytes if ready else 0),
         "phase": progress.phase if loading and progress else "",
         "progress": [progress.done, progress.total] if loading and progress else [0, 0],
@@ -114,6 +127,10 @@ def _replica_status(replica: Replica, now: float) -> dict[str, Any]:
         "kv_capacity": load.kv_capacity or (ready.kv_capacity_tokens if ready else 0),
         "cached_tokens": load.cached_tokens,
         "tokens_per_s": round(load.tokens_per_s, 1),
+        "memory": msgspec.to_builtins(replica.beat.memory) if replica.beat else {},
+        "lease_bytes": replica.lease.memory_bytes,
+        "kv_lease_bytes": replica.lease.kv_bytes,
+        "shrink": replica.lease.shrink,
         "cpu_threads": replica.threads if replica.child else 0,
         "backend": ready.backend if ready else "",
         "dtype": ready.dtype if ready else "",

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlxhost.supervisor.config.kinds import Choice, Switch, Text, Whole
+from mlxhost.supervisor.config.kinds import Choice, Duration, Memory, Switch, Text, Texts, Whole
 from mlxhost.supervisor.config.table import option
 from mlxhost.supervisor.modelspec import DTYPES, QUANTISED, Model
 from mlxhost.wire.policies import ROUTINGS
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_FRONTENDS = 64
 GPU_LEASES = ("auto", "on", "off")
 LEVELS = ("debug", "info", "warning", "error")
+ALL, NONE = "all", "none"  # of `preload`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ class Timing:
     exit_s: float = 5.0  # from STOP to the exit of an idle process
     # A heartbeat sooner than this after admission was closed may not know of a request sent just before.
     settle_s: float = 0.2
+    flush_s: float = 10.0  # what a worker that is unloaded gets to make its cache durable
+    freed_s: float = 1.0  # from the exit of a worker until its memory is seen to be free
+    min_resident_s: float = 10.0  # these three: see supervisor.residency.facts.Budget
+    idle_s: float = 0.5
+    patience_s: float = 2.0
+    load_wait_s: float = 300.0  # how long a request may wait for its model
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,21 @@ class Settings:
     )
     log_level: str = option(
         "info", Choice(LEVELS), "how much processes log; `ctl log-level` changes it live", live=True
+    )
+    budget: float = option(
+        0.0,
+        Memory(),
+        "memory for all models together: bytes, or a part of what the device or the RAM offers",
+        unset="70% of the device's working set, or of 75% of the RAM",
+    )
+    max_resident: int = option(0, Whole(0), "models in memory at once", unset="as many as fit")
+    idle_ttl: float = option(0.0, Duration(), "unload a model after so long without a request", unset="never")
+    preload: tuple[str, ...] = option(
+        (ALL,),
+        Texts("all|none|MODEL[,MODEL...]", "all, none or a list of models"),
+        "what is loaded at the start, as far as it fits in their order (what is named here must fit); the "
+        "rest is loaded by the first request for it",
+        unset=ALL,
     )
     gpu_lease: str = option(
         "auto",

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from mlxhost.supervisor.modelspec import Model as ModelSpec
-from mlxhost.wire.control import FleetFrontend, Heartbeat, ModelCard, Progress, Ready
+from mlxhost.wire.control import FleetFrontend, Heartbeat, Lease, ModelCard, Progress, Ready
 from mlxhost.wire.data import Load
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ class State(StrEnum):
 
 
 class Goal(StrEnum):
-    """What the operator wants of a model."""
+    """What is wanted of a model: by the operator, or to make room for another one (see residency)."""
 
     SERVE = "serve"
     DRAIN = "drain"
     UNLOAD = "unload"
+    HOLD = "hold"  # takes nothing new, until it is idle and unloaded, or its room is not needed any more
+    STANDBY = "standby"  # no process until somebody asks for the model
 
 
 RUNNING = "running"  # the mode of a worker that steps (see the heartbeat)
@@ -68,6 +70,7 @@ class Member:
     incident: int = 0
     was_ready: bool = False  # the process that died last had been
     kill_reason: str = ""  # why the supervisor itself killed the process
+    held_bytes: int = 0  # memory, as the kernel counts it (see supervisor.leases.truth)
     load_timed_out: bool = False  # it was killed for taking too long to get ready
     kill_at: float = 0.0  # when SIGKILL follows; 0: not decided
     stopping: bool = False  # STOP was sent: the exit to come is wanted
@@ -101,7 +104,17 @@ class Replica(Member):
     ready_at: float = 0.0
     tick_at: float = 0.0  # when the engine's tick last advanced, or the worker was last idle
     threads: int = 1
+    lease: Lease = field(default_factory=Lease)  # of memory; the threads are beside it
     quiet_after: float = 0.0  # a drain believes only heartbeats later than this
+    retiring: bool = False  # it is to end, whatever its model's goal, and leave the fleet
+
+    @property
+    def goal(self) -> Goal:
+        return Goal.UNLOAD if self.retiring else self.model.goal
+
+    flushing: int = 0  # the epoch of the process that is making its cache durable before it ends
+    held_before: int = 0  # held_bytes of the process that ended last
+    available_before: int = 0  # memory that was available before that process was ended
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +131,9 @@ class Model:
     replicas: list[Replica] = field(default_factory=list)
     card: ModelCard | None = None
     created: int = 0  # unix time
+    pinned: bool = False  # never evicted
+    used_at: float = 0.0  # when it was last seen with a request; time.monotonic()
+    owed: bool = False  # it was loaded for requests that are still to reach it
 
     @property
     def name(self) -> str:
@@ -179,7 +195,13 @@ def new_fleet(
 
 def new_model(spec: ModelSpec, routing: str) -> Model:
     """A model that nothing runs of yet. `routing` is the fleet's policy, for a model without its own."""
-    model = Model(spec=spec, routing=spec.routing or routing, created=int(time.time()))
+    model = Model(
+        spec=spec,
+        routing=spec.routing or routing,
+        goal=Goal.STANDBY,
+        created=int(time.time()),
+        pinned=spec.pin,
+    )
     model.replicas = [
         Replica(slot=f"{spec.name}/{i}", role="worker", model=model, index=i) for i in range(spec.replicas)
     ]

@@ -8,8 +8,9 @@ from aiohttp import web
 
 from mlxhost.frontend import logs
 from mlxhost.frontend.errors import ApiError, BodyTooLarge, InternalError, NoSuchRoute, WrongMethod
-from mlxhost.frontend.http import admin, health
+from mlxhost.frontend.http import admin, health, library
 from mlxhost.frontend.http.context import RequestLog, log_key, request_id_of, services_key, services_of
+from mlxhost.frontend.http.early import end_with
 from mlxhost.frontend.openai.chat import chat_completions
 from mlxhost.frontend.openai.completions import completions
 from mlxhost.frontend.openai.errors import error_body, error_headers
@@ -34,6 +35,8 @@ def build_app(services: Services) -> web.Application:
             web.get("/v1/models/{id:.+}", get_model),
             web.get("/admin/status", admin.status),
             web.post("/admin/{operation:[a-z_-]+}", admin.operate),
+            web.get("/fit", library.fit),
+            web.get("/library", library.library),
             web.get("/health", health.health),
             web.get("/ready", health.ready),
             web.get("/", health.index),
@@ -64,7 +67,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
     log = request[log_key] = RequestLog(request_id_of(request))
     start, status = time.perf_counter(), _CLIENT_CLOSED
     try:
-        response = await _answer(request, handler)
+        response = await end_with(request, await _answer(request, handler))
         status = response.status
         return response
     finally:

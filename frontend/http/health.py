@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from mlxhost.frontend.http.context import services_of
-from mlxhost.frontend.models import READY, state_of
+from mlxhost.frontend.models import ABSENT, READY, state_of
 
 
 async def index(http: web.Request) -> web.Response:
@@ -17,7 +17,8 @@ async def health(http: web.Request) -> web.Response:
 
 
 async def ready(http: web.Request) -> web.Response:
-    """200 when at least one model can take a request right now, else 503; says so for each model."""
+    """200 when at least one model can take a request right now, or is loaded by one, else 503; says so for
+    each model."""
     services = services_of(http)
     fleet = services.table.fleet
     models: dict[str, dict[str, object]] = {}
@@ -25,7 +26,7 @@ async def ready(http: web.Request) -> web.Response:
         state, routable = state_of(model), services.dispatcher.router.usable(model.name)
         models[model.name] = {
             "state": "connecting" if state == READY and not routable else state,
-            "ready": bool(routable),
+            "ready": bool(routable) or (state == ABSENT and model.on_demand),
             "replicas_ready": routable,
             "replicas": len(model.replicas),
             "reason": model.reason,

@@ -10,12 +10,13 @@ import msgspec
 from aiohttp import web
 
 from mlxhost.frontend import logs
-from mlxhost.frontend.errors import ApiError, InternalError, InvalidGrammar
+from mlxhost.frontend.errors import ApiError, InternalError, InvalidGrammar, ModelNotReady
 from mlxhost.frontend.generation import Choice, Ending, Generation, Piece
 from mlxhost.frontend.hints import hints_of
 from mlxhost.frontend.http.access import client_of
 from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import log_key, services_of
+from mlxhost.frontend.http.early import open_stream, resident
 from mlxhost.frontend.http.sse import DONE, EventStream, event
 from mlxhost.frontend.openai.constraints import Constraint, warning_header
 from mlxhost.frontend.openai.errors import error_object
@@ -23,10 +24,13 @@ from mlxhost.frontend.openai.format import Answer, Format, Whole
 from mlxhost.frontend.openai.plan import check_stop_ids, row_specs
 from mlxhost.frontend.openai.requests import GenerationRequest
 from mlxhost.frontend.openai.unsupported import refuse_unsupported
-from mlxhost.frontend.rows import Row
+from mlxhost.frontend.rows import Call, Row, RowSpec
 from mlxhost.frontend.services import Services
 from mlxhost.frontend.text.model import TextModel
 from mlxhost.wire.control import FleetModel
+
+# How often a request may find its model unloaded again before it is told so.
+MAX_WAITS = 5
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
@@ -58,7 +62,7 @@ async def prepare(http: web.Request, kind: type[RequestT]) -> Prepared[RequestT]
     body = await read_body(http, kind, services.max_body_bytes)
     http[log_key].model = body.model
     refuse_unsupported(body)
-    model = services.table.current(body.model)
+    model = await resident(http, services, body.model, stream=bool(body.stream))
     if model.card is None:
         raise InternalError(f"The model {model.name!r} is ready but has told nothing about its tokenizer")
     text = await services.texts.get(model.card)
@@ -92,7 +96,7 @@ async def serve(
         ),
         grammar=constraint.grammar if constraint is not None else None,
     )
-    call = await services.dispatcher.start(prepared.model.name, specs)
+    call = await _start(prepared, specs)
     choices = [Choice(row, prepared.text.pieces, ending) for row in call.rows]
     generation = Generation(services.dispatcher, call, choices, [len(p.ids) for p in prompts])
     answer = kind(
@@ -120,6 +124,17 @@ async def serve(
     finally:
         generation.close()
         log.completion_tokens = generation.usage().completion
+
+
+async def _start(prepared: Prepared[RequestT], specs: Sequence[RowSpec]) -> Call:
+    """Send the rows. A model that was unloaded since it was found is waited for again."""
+    services, name = prepared.services, prepared.model.name
+    for _ in range(MAX_WAITS):
+        try:
+            return await services.dispatcher.start(name, specs)
+        except ModelNotReady:
+            await resident(prepared.http, services, name, stream=bool(prepared.body.stream))
+    return await services.dispatcher.start(name, specs)
 
 
 def _sink(generation: Generation, answer: Format, stream: EventStream) -> Callable[[Row, list[int]], bool]:
@@ -171,8 +186,7 @@ async def _stream(
     include_usage: bool,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
-    stream = EventStream(prepared.http, prepared.services.keep_alive, headers)
-    await stream.open()
+    stream = await open_stream(prepared.http, prepared.services, headers)
     try:
         await stream.send(answer.opening())
         if not prepared.body.return_token_ids:

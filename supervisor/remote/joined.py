@@ -17,6 +17,7 @@ from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.operations import Operations
 from mlxhost.supervisor.remote.keyring import Bundle
 from mlxhost.supervisor.remote.uplink import Uplink
+from mlxhost.supervisor.residency.residency import Residency
 from mlxhost.supervisor.rundir import Card, RunDir
 from mlxhost.supervisor.serve import handle_signals, run
 from mlxhost.supervisor.settings import Settings
@@ -42,8 +43,9 @@ async def _join(settings: Settings, endpoint: str, bundle: Bundle, rundir: RunDi
     core = Core(settings, state, control, rundir, [], events)
     core.curve = bundle.keys
     lifecycle = Lifecycle(core)
+    core.residency = residency = Residency(core, lifecycle)
     handle_signals(core)
-    inbox = Inbox(core, lifecycle, Operations(core, lifecycle))
+    inbox = Inbox(core, lifecycle, Operations(core, lifecycle, residency))
     core.background(inbox.run())
     core.background(inbox.watch())
     core.background(Clock(core, lifecycle).run())
@@ -55,7 +57,7 @@ async def _join(settings: Settings, endpoint: str, bundle: Bundle, rundir: RunDi
         if core.fatal:
             raise core.fatal
         if not core.stop_requests:
-            await run(core, lifecycle)
+            await run(core, lifecycle, residency)
     finally:
         await lifecycle.kill_everything()
         await core.cancel_background()

@@ -29,7 +29,7 @@ def state_here(
         return reported
     if not matches:
         return State.FAILED
-    if reported is State.READY and goal is Goal.SERVE and not leaving:
+    if reported is State.READY and goal not in (Goal.DRAIN, Goal.UNLOAD) and not leaving:
         return State.READY
     return State.DRAINED if settled and in_flight == 0 else State.DRAINING
 

@@ -1,0 +1,65 @@
+"""What a model is charged: an estimate before it was ever loaded, what was measured afterwards.
+
+Both are for one replica with one request's cache at the serving context (8,192 tokens, or less where the
+model or the settings say so). What a worker really takes counts as soon as it is more.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from mlxhost.supervisor.errors import ModelError
+from mlxhost.supervisor.estimate.estimate import SERVING_CONTEXT, estimate
+from mlxhost.supervisor.modelspec import Model as ModelSpec
+from mlxhost.supervisor.settings import Settings
+from mlxhost.supervisor.state import Model, Replica
+from mlxhost.wire.control import Ready
+
+
+class Size(NamedTuple):
+    """Bytes of one replica. `whole_budget`: it plans its own memory and takes what it gets."""
+
+    bytes: int
+    whole_budget: bool = False
+
+
+Estimator = Callable[[ModelSpec, Settings], Size]
+
+
+def estimated(model: ModelSpec, settings: Settings) -> Size:
+    """From its files' headers. One that cannot be read is for its worker to report: it counts nothing."""
+    try:
+        found = estimate(model.path, model.dtype or settings.dtype, model.context or settings.context)
+    except ModelError:
+        return Size(0)
+    return Size(found.total_bytes, found.plans_own_memory)
+
+
+def measured(ready: Ready) -> int:
+    """What a worker that has just loaded is charged: what it takes, and a request's cache beside that."""
+    context = min(SERVING_CONTEXT, ready.max_model_len)
+    return ready.resident_bytes + ready.kv_bytes_per_token * context
+
+
+class Sizes:
+    """What each model needs, by what is known best."""
+
+    def __init__(self, settings: Settings, estimator: Estimator = estimated) -> None:
+        self._settings, self._estimator = settings, estimator
+        self._measured: dict[tuple[str, Path], int] = {}
+
+    def learn(self, replica: Replica) -> None:
+        """A worker is ready: from now on its figures count."""
+        if replica.ready:
+            self._measured[replica.model.name, replica.model.spec.path] = measured(replica.ready)
+
+    def is_measured(self, model: Model) -> bool:
+        return (model.name, model.spec.path) in self._measured
+
+    def replica(self, model: Model, budget: int) -> int:
+        """What one replica of `model` needs, loaded or not."""
+        known = self._measured.get((model.name, model.spec.path))
+        if known is not None:
+            return known
+        size = self._estimator(model.spec, self._settings)
+        return max(size.bytes, budget) if size.whole_budget else size.bytes
