@@ -118,6 +118,11 @@ class Admission:
         """Bytes that the running rows hold after the next step."""
         return sum(self._capacity.cost.bytes(row.held(1)) for row in self._running)
 
+    @property
+    def rows(self) -> list[Row]:
+        """Those that run."""
+        return list(self._running)
+
     def enqueue(self, row: Row) -> None:
         """A new row waits."""
         self.waiting.push(row)

@@ -50,6 +50,17 @@ def detect() -> Backend:
     return Backend("cpu", f"cpu ({blas.name})", "float32", 16, 0, blas)
 
 
+def limit_memory(kind: str, memory_bytes: int, buffer_bytes: int, working_set: int) -> None:
+    """Set MLX's limits for its memory and its freed buffers; 0 leaves one as it is. On Metal the memory is
+    also wired, as far as the device recommends, so that weights are not paged out between requests."""
+    if memory_bytes:
+        mx.set_memory_limit(memory_bytes)
+        if kind == "metal":
+            mx.set_wired_limit(min(memory_bytes, working_set or memory_bytes))
+    if buffer_bytes:
+        mx.set_cache_limit(buffer_bytes)
+
+
 def resident_bytes() -> int:
     """This process's memory as the kernel counts it: PSS on Linux, else the unique set size."""
     if sys.platform == "linux":

@@ -14,16 +14,19 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxhost.wire import control, data
+from mlxhost.wire.control import MemoryUse
 from mlxhost.wire.data import Finish
 from mlxhost.worker.admission import Admission, Capacity
 from mlxhost.worker.backend import release_memory
 from mlxhost.worker.batch import Batch, Token
+from mlxhost.worker.chunks import Timing
 from mlxhost.worker.emission import outs
 from mlxhost.worker.errors import RowError
 from mlxhost.worker.events import Aborted, Arrived, Event, FrontendGone, GrammarDone, Shutdown, Status
 from mlxhost.worker.grammar.waiting import Grammars
 from mlxhost.worker.intake import rows_of
 from mlxhost.worker.kv import StepShape
+from mlxhost.worker.memory import Memory
 from mlxhost.worker.modes import STEPPING, Hold, Holds, Mode
 from mlxhost.worker.prefill import Prefill
 from mlxhost.worker.profile import Profile
@@ -66,6 +69,7 @@ class Engine:
         eos_ids: Sequence[int],
         capacity: Capacity,
         max_gap_s: float,
+        timing: Timing | None = None,
         epoch: int,
         threads: CpuThreads,
         inbox: "SimpleQueue[Event]",
@@ -81,11 +85,12 @@ class Engine:
         self._outlet = outlet
         self._grammars = grammars
         self.admission = Admission(capacity)
-        self.prefill = Prefill(max_gap_s)
+        self.prefill = Prefill(max_gap_s, timing)
         self.stepper = Stepper(model, vocab_size, self.admission, self.prefill, self, shape)
         self.holds = Holds()
         self.sessions = Sessions()
         self.calls: Calls | None = None  # set by who answers them
+        self.memory: Memory | None = None  # set by who knows the model's costs
         self._rows: dict[Key, Row] = {}
         self._last_seq: dict[str, int] = {}
         self._stop_at: float | None = None
@@ -191,6 +196,8 @@ class Engine:
                         self._refuse(row, error)
             case control.Lease():
                 self.threads.lease(event.cpu_threads)
+                if self.memory is not None:
+                    self.memory.obey(event)
             case control.Ctl():
                 if self.calls is not None:
                     self.calls.call(event)
@@ -258,7 +265,7 @@ class Engine:
 
     def publish(self) -> None:
         """Let the I/O thread have the figures of now."""
-        self._outlet.publish(self._status())
+        self._outlet.publish(self._status(self.memory.use() if self.memory else None))
 
     def _expire(self) -> None:
         """End rows whose deadline passed; all of them when the time to shut down has come."""
@@ -311,7 +318,7 @@ class Engine:
             if row.session_id not in self.sessions:
                 row.session_id = ""  # closed meanwhile: nothing is kept for it
 
-    def _status(self) -> Status:
+    def _status(self, memory: MemoryUse | None = None) -> Status:
         return Status(
             running=self.admission.running,
             waiting=self.admission.queued,
@@ -323,4 +330,5 @@ class Engine:
             tick=self.stepper.ticks,
             last_seq=self._last_seq,
             mode=self.mode,
+            memory=memory or MemoryUse(),
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlxhost.wire.control import Ctl, Init, Lease, Refused
+from mlxhost.wire.control import Ctl, Init, Lease, MemoryUse, Refused
 from mlxhost.wire.data import Add, Load
 from mlxhost.worker.modes import Mode
 
@@ -68,6 +68,7 @@ class Status:
     tick: int = 0
     last_seq: Mapping[str, int] = field(default_factory=dict)
     mode: Mode = Mode.RUNNING
+    memory: MemoryUse = field(default_factory=MemoryUse)
 
     @property
     def busy(self) -> bool:

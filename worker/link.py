@@ -332,7 +332,9 @@ class Link(threading.Thread):
             self._counted = (now, status.generated)
         self._next_beat, self._was_busy, self._was_mode = now + self._heartbeat_s, busy, mode
         load = status.load(tokens_per_s=rate)
-        self._tell(control.Heartbeat(busy, load, self._resident_bytes, len(self._ledger), mode))
+        self._tell(
+            control.Heartbeat(busy, load, self._resident_bytes, len(self._ledger), mode, status.memory)
+        )
         for peer in self._peers.values():
             # A frontend on another machine takes silence for a cut, also while a long prefill runs. One that
             # has nothing running here hears of the load in no other way.

@@ -15,6 +15,7 @@ from mlxhost.worker.engine import Engine
 from mlxhost.worker.errors import EngineFailure, ModelError
 from mlxhost.worker.grammar.waiting import Grammars
 from mlxhost.worker.link import Link
+from mlxhost.worker.memory import Memory
 from mlxhost.worker.operations import Operations
 from mlxhost.worker.residence import Residence
 from mlxhost.worker.threads import CpuThreads
@@ -82,6 +83,7 @@ def serve(boot: Boot, link: Link) -> None:
         outlet=link,
         grammars=grammars,
         shape=tested.shape,
+        timing=resident.warm.timing,
     )
     engine.stepper.device = residence.device
     engine.stepper.prefix = open_cache(
@@ -92,6 +94,8 @@ def serve(boot: Boot, link: Link) -> None:
         ram_bytes=residence.cache_bytes,
         disk_bytes=config.cache_disk_bytes,
     )
+    engine.memory = Memory(engine, residence, backend)
+    engine.memory.obey(init.lease)
     operations = Operations(
         engine,
         residence,
@@ -119,7 +123,12 @@ def serve(boot: Boot, link: Link) -> None:
             tasks=["generate"],
             card=resident.card,
             backend=backend.label,
-            notes=[*backend.notes, *resident.loaded.notes, *tested.notes],
+            notes=[
+                *backend.notes,
+                *([residence.note] if residence.note else []),
+                *resident.loaded.notes,
+                *tested.notes,
+            ],
         ),
     )
     del resident  # it holds the weights, which sleep must be able to drop

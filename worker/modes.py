@@ -31,6 +31,7 @@ class Holds:
         self.hold = Hold.NONE
         self.asleep = False
         self.reloading = False
+        self.out_of_memory = False  # a lease says to stand still
         self.awaiting_quiet = 0  # calls that wait until nothing runs
 
     def mode(self, running: int) -> Mode:
@@ -39,7 +40,7 @@ class Holds:
             return Mode.RELOADING
         if self.asleep:
             return Mode.SLEEPING
-        if self.hold is Hold.FREEZE:
+        if self.hold is Hold.FREEZE or self.out_of_memory:
             return Mode.PAUSED
         if running and (self.awaiting_quiet or self.hold is Hold.QUIET):
             return Mode.PAUSING

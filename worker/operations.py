@@ -236,6 +236,7 @@ class Operations:
             "path": str(self._residence.path),
             "weights_bytes": self._residence.weights_bytes,
             "resident_bytes": resident_bytes(),
+            "memory": msgspec.to_builtins(engine.memory.use()) if engine.memory else {},
             "sessions": len(engine.sessions),
             "prefix_cache": figures(engine.stepper.prefix),
             "profiling": engine.profile is not None,

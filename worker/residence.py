@@ -15,12 +15,14 @@ from mlxhost.worker.admission import Capacity
 from mlxhost.worker.backend import Backend, available_bytes, release_memory
 from mlxhost.worker.cache.setup import RAM_SHARE
 from mlxhost.worker.card import model_card, read_json
+from mlxhost.worker.chunks import MAX_CHUNK
 from mlxhost.worker.device import Device, reading, take_turns
 from mlxhost.worker.errors import ModelError
 from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.models.load import DTYPES, LoadedModel, check_safetensors, load_model
 from mlxhost.worker.parameters import shapes
 from mlxhost.worker.selftest import Tested, self_test
+from mlxhost.worker.warmup import WarmUp, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Resident:
     loaded: LoadedModel
     card: ModelCard
     tested: Tested
+    warm: WarmUp
 
 
 class Residence:
@@ -58,9 +61,10 @@ class Residence:
         self.path = Path(config.path)
         self.resident: Resident | None = None
         self.cost = KVCost(0)
-        self.weights_bytes = self._max_model_len = 0
+        self.weights_bytes = self._max_model_len = self._transient_bytes = 0
         self._config, self._backend, self._on_progress = config, backend, on_progress
-        self._leased_kv_bytes = lease.kv_bytes
+        self.kv_scheme = self.note = ""
+        self._lease = lease
         self._kv_bytes = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._model_config: dict[str, Any] = {}
@@ -68,8 +72,17 @@ class Residence:
     def load(self) -> Resident:
         """Read the model into memory. Raises ModelError."""
         self._take(self.path, self._read(self.path))
-        self._kv_bytes = self._kv_bytes or self._leased_kv_bytes or _free_kv_bytes()
+        self._kv_bytes = self._kv_bytes or self._leased_kv_bytes() or _free_kv_bytes()
         return self._present
+
+    def lease(self, lease: Lease) -> bool:
+        """Take over a new lease; whether `capacity` changes by it. One without figures leaves it as it is."""
+        self._lease, before = lease, self._kv_bytes
+        self._kv_bytes = self._leased_kv_bytes() or before
+        return self._kv_bytes != before
+
+    def _leased_kv_bytes(self) -> int:
+        return leased_kv_bytes(self._lease, self.weights_bytes, self._transient_bytes)
 
     @property
     def cache_bytes(self) -> int:
@@ -129,22 +142,20 @@ class Residence:
         return self._present
 
     def capacity(self, max_rows: int) -> Capacity:
-        """What `max_rows` rows can hold; with a warning when that is next to nothing."""
+        """What `max_rows` rows can hold: at least one short row, for which `note` then says so."""
         context = self._config.context
         max_model_len = min(self._max_model_len, context or self._max_model_len)
         capacity = Capacity(self._kv_bytes - self.cache_bytes, max_model_len, max_rows, self.cost)
-        if capacity.longest:
-            return capacity
-        # The smallest cache there is, rather than no service: it holds one allocation step of one row.
-        least = self.cost.bytes(1)
-        log.warning(
-            "%.1f MiB of memory for KV caches hold no context: one row takes at least %.1f MiB; serving "
-            "up to %d tokens beyond what is granted",
-            self._kv_bytes / 2**20,
-            least / 2**20,
-            min(self.cost.step, max_model_len),
-        )
-        return Capacity(least, max_model_len, max_rows, self.cost)
+        self.note = ""
+        if capacity.longest < 2:
+            capacity = Capacity(self.cost.bytes(self.cost.step), max_model_len, max_rows, self.cost)
+            self.note = (
+                f"{self._kv_bytes / 2**20:.1f} MiB for KV caches hold no context: requests of up to "
+                f"{capacity.longest} tokens are served all the same, one at a time, in "
+                f"{capacity.kv_bytes / 2**20:.1f} MiB; give the model more memory, or a smaller dtype"
+            )
+            log.warning("%s", self.note)
+        return capacity
 
     @property
     def _present(self) -> Resident:
@@ -154,6 +165,8 @@ class Residence:
     def _take(self, path: Path, resident: Resident) -> None:
         loaded = resident.loaded
         self.path, self.resident, self.cost = path, resident, resident.tested.cost
+        self.kv_scheme = resident.warm.kv_scheme
+        self._transient_bytes = resident.warm.transient_per_token * MAX_CHUNK
         self.weights_bytes, self._max_model_len = loaded.weights_bytes, loaded.max_model_len
         self._shapes, self._model_config = shapes(loaded.model), loaded.config
 
@@ -170,8 +183,9 @@ class Residence:
             loaded = load_model(directory, self.dtype, expand_quantised=self._expand, on_progress=on_progress)
         self._on_progress(Progress("warming up"))
         tested = self_test(loaded.model, loaded.vocab_size, self.dtype, self._backend.shape)
+        warm = warm_up(loaded.model, loaded.vocab_size)
         release_memory()
-        return Resident(directory, loaded, card, tested)
+        return Resident(directory, loaded, card, tested, warm)
 
     def _directory(self, path: Path) -> Path:
         """The model's directory; a GGUF file is converted into one first, once."""
@@ -184,6 +198,16 @@ class Residence:
 
         cache_dir = Path(self._config.cache_dir)
         return ensure_converted(path, self.dtype, cache_dir, on_progress, keep_quantised=not self._expand)
+
+
+def leased_kv_bytes(lease: Lease, weights_bytes: int, transient_bytes: int) -> int:
+    """Bytes for KV caches, cached prefixes included, that `lease` allows; 0 when it sets no limit.
+
+    Where it limits MLX's memory only: what weights, the largest chunk and freed buffers leave of that.
+    """
+    if lease.kv_bytes or not lease.memory_bytes:
+        return lease.kv_bytes
+    return max(1, lease.memory_bytes - weights_bytes - max(transient_bytes, lease.cache_bytes))
 
 
 def _free_kv_bytes() -> int:

@@ -95,6 +95,13 @@ class Stepper:
         self._prefill()
         self.prefix.pump(busy=not self.batch.idle or bool(self.prefill.rows))
 
+    def set_all_aside(self) -> None:
+        """Every running row leaves, until rows are admitted again."""
+        for row in self.admission.rows:
+            if self._set_aside(row):
+                row.preemptions += 1
+                self.preemptions += 1
+
     def drop(self, row: Row) -> None:
         """Forget a row that has ended, wherever it was."""
         self.admission.release(row)

@@ -24,6 +24,9 @@ ALLOCATOR = {
 }
 
 
+ONE_THREAD = control.Lease(cpu_threads=1)
+
+
 class WorkerProcess:
     """Start with a model, talk to it, and never leave it behind."""
 
@@ -34,6 +37,7 @@ class WorkerProcess:
         *,
         ready: bool = True,
         command: Sequence[str] = ("-m", "mlxhost.worker"),
+        lease: control.Lease = ONE_THREAD,
         **config: Any,
     ) -> None:
         self.context = zmq.Context()
@@ -54,7 +58,7 @@ class WorkerProcess:
         write_boot(self.process.stdin.fileno(), Boot(endpoint, "token", "m/0", 1, "m"))
         self.hello = self.expect(control.Hello)
         settings = control.WorkerConfig("m", str(model), cache_dir=str(runtime_dir), **config)
-        self.tell(control.Init(worker=settings, heartbeat_s=0.2, lease=control.Lease(cpu_threads=1)))
+        self.tell(control.Init(worker=settings, heartbeat_s=0.2, lease=lease))
         if ready:
             self.ready = self.expect(control.Ready, timeout_s=60)
             self.tell(control.Start())

@@ -48,7 +48,7 @@ def test_heartbeats_tell_the_load(worker: WorkerProcess) -> None:
     assert beat.in_flight == 1
     later = worker.expect(control.Heartbeat)
     assert later.load.tick > beat.load.tick
-    assert later.load.kv_tokens == 450
+    assert 50 + 256 <= later.load.kv_tokens <= 450
     worker.collect({1})
     while beat.busy:
         beat = worker.expect(control.Heartbeat)
@@ -164,11 +164,11 @@ def test_control_calls_are_answered_by_call_id(worker: WorkerProcess) -> None:
 
 
 FAILING = """
-from mlxhost.worker import engine, main
+from mlxhost.worker import engine, errors, main
 tick = engine.Engine.step
 def step(self):
-    if self.generated > 5:
-        raise engine.EngineFailure("the device is gone")
+    if self.stepper.generated > 5:
+        raise errors.EngineFailure("the device is gone")
     tick(self)
 engine.Engine.step = step
 main.main()
