@@ -73,16 +73,21 @@ class Tiny:
     names: Mapping[str, str] = field(default_factory=lambda: _NAMES)
     norm_shift: float = 0.0
 
-    def write(self, folder: Path, kind: Q = Q.F32) -> tuple[Path, Path]:
+    def write(
+        self, folder: Path, kind: Q = Q.F32, changes: Mapping[str, Any] | None = None
+    ) -> tuple[Path, Path]:
         """(MLX directory in float32, GGUF file) of one random model; matrices of the GGUF are of `kind`,
-        and the directory holds their dequantised values."""
+        and the directory holds their dequantised values. `changes` override keys of the GGUF, under the
+        architecture's prefix; None removes one."""
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary = bpe_metadata(tiny_bpe())
         config = self._config(len(vocabulary["tokenizer.ggml.tokens"]))
         source = folder / "tiny.gguf"
         writer = GGUFWriter(source, self.architecture)
-        for key, value in {**self._keys(), **vocabulary}.items():
-            add_key(writer, key, value)
+        changed = {f"{self.architecture}.{key}": value for key, value in (changes or {}).items()}
+        for key, value in {**self._keys(), **vocabulary, **changed}.items():
+            if value is not None:
+                add_key(writer, key, value)
         weights = {}
         for name, values in _random_weights(config).items():
             weights[name] = mx.array(self._add(writer, name, values, kind))

@@ -1,6 +1,7 @@
 """Damaged, foreign and hostile GGUF files: a named error each, and soon."""
 
 import random
+import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,12 @@ from gguf import GGMLQuantizationType as Q
 from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tiny_architectures import TINY
 from support.tiny_gguf import TinyLlama
 
 from mlxhost.worker.errors import ModelError
 from mlxhost.worker.gguf.architectures import plan
+from mlxhost.worker.gguf.convert import convert
 from mlxhost.worker.gguf.header import read_header
 from mlxhost.worker.gguf.tokenizer import tokenizer_files
 
@@ -69,6 +72,37 @@ def test_flipped_bytes_never_crash_the_reader(tiny: Path, data: st.DataObject) -
         header = read_header(path)
         planned = plan(header)
         tokenizer_files(header.metadata, planned.vocabulary, 256)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A quantised GGUF of each kind of architecture."""
+    folder = tmp_path_factory.mktemp("families")
+    names = ("gemma3 with all keys", "ministral", "qwen2", "qwen3moe")
+    return {name: TINY[name].write(folder / name, Q.Q4_K)[1].read_bytes() for name in names}
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_damage_anywhere_never_crashes_the_conversion(
+    families: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A flipped byte or number, in the header or in the weights, is named or converts, in either form; what
+    was refused leaves nothing behind."""
+    whole = bytearray(families[data.draw(st.sampled_from(sorted(families)))])
+    end = data.draw(st.sampled_from([14_000, len(whole) - 8]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(4, end))
+        patch = data.draw(st.sampled_from([b"\xff", b"\x00", b"\xff\xff\xff\x7f", b"\x01" + bytes(7)]))
+        whole[at : at + len(patch)] = patch
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "damaged.gguf").write_bytes(whole)
+    keep = data.draw(st.booleans())
+    try:
+        convert(folder / "damaged.gguf", folder / "out", "float32", lambda *_: None, keep_quantised=keep)
+    except ModelError:
+        assert sorted(path.name for path in folder.iterdir()) == ["damaged.gguf", "out.lock"]
+    shutil.rmtree(folder)
 
 
 def test_absurd_counts_are_refused_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from gguf import GGMLQuantizationType as Q
@@ -62,6 +63,40 @@ def test_converts_once_and_then_returns_at_once(tiny: Path, tmp_path: Path) -> N
     assert not seen
     os.utime(tiny, ns=(1, 1))
     assert cached_directory(tiny, "float32", cache) != directory
+
+
+def test_kept_and_expanded_lie_side_by_side(tiny: Path, tmp_path: Path) -> None:
+    """The same file in both forms is two directories, each found again; the kept one is about a third of
+    the size and says how its layers are laid out."""
+    kept = ensure_converted(tiny, "float32", tmp_path, ignore, keep_quantised=True)
+    expanded = ensure_converted(tiny, "float32", tmp_path, ignore)
+    assert kept.name.startswith("my-tiny-float32-quantised-")
+    assert (kept, expanded) == (
+        cached_directory(tiny, "float32", tmp_path, keep_quantised=True),
+        cached_directory(tiny, "float32", tmp_path),
+    )
+    sizes = [(directory / "model.safetensors").stat().st_size for directory in (kept, expanded)]
+    assert 0.25 < sizes[0] / sizes[1] < 0.45
+    settings = [json.loads((d / "config.json").read_text()).get("quantization") for d in (kept, expanded)]
+    assert settings == [{"group_size": 32, "bits": 8, "mode": "affine"}, None]
+
+
+def test_what_is_not_supported_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown architecture and an unknown kind of block are named, with what is known, before the
+    tokenizer is built or a byte is written."""
+    from mlxhost.worker.gguf import convert
+
+    monkeypatch.setattr(convert, "tokenizer_files", lambda *_: pytest.fail("the tokenizer was built"))
+    source = tmp_path / "odd.gguf"
+    TinyLlama(metadata={"general.architecture": "mamba"}).write(source)
+    with pytest.raises(ModelError, match=r"'mamba' is not supported as GGUF \(supported: gemma3, llama"):
+        convert.convert(source, tmp_path / "out", "float32", lambda done, total: None)
+    TinyLlama(tensors={"blk.1.ffn_up.weight": np.zeros((96, 64), np.float64)}).write(source)
+    with pytest.raises(ModelError, match=r"ffn_up\.weight has the quantisation F64.*supported: BF16, F16"):
+        convert.convert(source, tmp_path / "out", "float32", lambda done, total: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.gguf", "out.lock"]
 
 
 def test_the_way_in_imports_nothing_heavy() -> None:
