@@ -9,12 +9,15 @@ from mlxhost.supervisor.commands import (
     abort,
     call,
     drain,
+    explain,
     flush,
     load,
     load_watch,
     log_level,
     pause,
+    pin,
     profile,
+    reload,
     reload_weights,
     resume,
     routing,
@@ -23,6 +26,7 @@ from mlxhost.supervisor.commands import (
     state,
     status,
     unload,
+    unpin,
     wake,
 )
 from mlxhost.supervisor.commands.request import Request
@@ -40,7 +44,11 @@ MODULES = (
     flush,
     load,
     unload,
+    pin,
+    unpin,
+    explain,
     routing,
+    reload,
     reload_weights,
     state,
     abort,
@@ -81,11 +89,20 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         )
         operation.add_argument("--json", action="store_true", help="print the answer as JSON")
         module.arguments(operation)
-        operation.set_defaults(run=_runner(module.request))
+        operation.set_defaults(run=_runner(module.request, getattr(module, "without_fleet", None)))
 
 
-def _runner(request: Callable[[argparse.Namespace], Request]) -> Callable[[argparse.Namespace], int]:
-    return lambda args: _call(request(args), fleet=args.fleet, as_json=args.json)
+def _runner(
+    request: Callable[[argparse.Namespace], Request],
+    without_fleet: Callable[[argparse.Namespace], int | None] | None,
+) -> Callable[[argparse.Namespace], int]:
+    """`without_fleet` may do all there is to do, and then tells the exit code."""
+
+    def run(args: argparse.Namespace) -> int:
+        done = without_fleet(args) if without_fleet else None
+        return _call(request(args), fleet=args.fleet, as_json=args.json) if done is None else done
+
+    return run
 
 
 def _call(request: Request, *, fleet: str, as_json: bool) -> int:

@@ -20,7 +20,7 @@ When it is cut, this machine dials again and its models, still loaded, serve on.
 """
 
 # The others are the fleet's, and set there.
-OPTIONS = ("models", "dtype", "quantised", "context", "max_rows", "log_level")
+OPTIONS = ("models", "dtype", "quantised", "context", "max_rows", "max_gap_ms", "log_level")
 
 
 def add(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -50,12 +50,10 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
     from dataclasses import replace
     from functools import partial
 
-    from mlxhost.supervisor import resolve
-    from mlxhost.supervisor.config import effective
+    from mlxhost.supervisor.config import loading
     from mlxhost.supervisor.errors import UsageError
     from mlxhost.supervisor.remote.joined import join
     from mlxhost.supervisor.remote.keyring import read_bundle
-    from mlxhost.supervisor.settings import Settings
     from mlxhost.supervisor.signals import stop_signals
     from mlxhost.supervisor.view import View
     from mlxhost.wire.curve import parse_endpoint
@@ -71,13 +69,9 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
         if not port:
             raise UsageError(f"{args.endpoint}: port 0 is nobody's; the fleet says its port at its start")
         bundle = read_bundle(args.bundle)
-        config = effective.read(asked(args))
-        if not config.specs:
-            raise UsageError(up.NO_MODEL)
-        models = resolve.locate(config.specs)
+        loaded = loading.load(asked(args))
         up.sweep_leftovers(view)
-        models = resolve.fetch_embedded(models, config.specs, partial(up.fetch, view=view))
-        settings = Settings(models=tuple(models), **config.values())
+        settings = loaded.settings(partial(up.fetch, view=view))
         join(replace(settings, frontends=0, **overrides), args.endpoint, bundle, view)
     except KeyboardInterrupt:
         pass  # asked to stop before there was anything to stop

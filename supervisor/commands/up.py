@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlxhost.supervisor.config.flags import add_options, asked
-from mlxhost.supervisor.errors import UsageError
+from mlxhost.supervisor.errors import UserError
 
 if TYPE_CHECKING:
     from mlxhost.supervisor.settings import Settings
@@ -34,11 +34,6 @@ Ctrl-C or SIGTERM: no new requests, what runs is finished (at most 30 s), exit 0
 """
 
 
-NO_MODEL = (
-    "--models names no model, and mlxhost.toml has none; try `--models demo`, or see `mlxhost config init`"
-)
-
-
 def add(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = commands.add_parser(
         "up",
@@ -59,28 +54,33 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
     from dataclasses import replace
     from functools import partial
 
-    from mlxhost.supervisor import port, resolve
-    from mlxhost.supervisor.config import effective
+    from mlxhost.supervisor import port
+    from mlxhost.supervisor.config import effective, loading
     from mlxhost.supervisor.serve import serve
-    from mlxhost.supervisor.settings import Settings
     from mlxhost.supervisor.signals import stop_signals
     from mlxhost.supervisor.view import View
 
     for number in stop_signals():
         signal.signal(number, interrupt)
     view = View(live=is_terminal())
+    wanted = asked(args)
     try:
-        config = effective.read(asked(args))
-        settings = Settings(models=(), keys=config.keys, **config.values())
-        check_listen(settings)
-        if not config.specs and not settings.listen:
-            raise UsageError(NO_MODEL)
-        models = resolve.locate(config.specs)
+        loaded = loading.load(wanted)
+        file, settings = loaded.config.document.path, loaded.unfetched
         with port.bind(settings.host, settings.port) as listener:
             port.check_reach(listener, settings)
+
+            def reread() -> "Settings":
+                path, _ = effective.file_of(wanted)
+                if not path.exists():
+                    raise UserError(f"{path} {'is gone' if file else 'does not exist'}")
+                again = loading.load(wanted)
+                port.check_reach(listener, again.unfetched)
+                return replace(again.settings(fetch_quietly), **overrides)
+
             sweep_leftovers(view)
-            models = resolve.fetch_embedded(models, config.specs, partial(fetch, view=view))
-            serve(replace(settings, models=tuple(models), **overrides), listener, view)
+            settings = loaded.settings(partial(fetch, view=view))
+            serve(replace(settings, **overrides), listener, view, reread)
     except KeyboardInterrupt:
         pass  # asked to stop before there was anything to stop
     finally:
@@ -97,26 +97,16 @@ def sweep_leftovers(view: Any) -> None:
         view.event("", f"ended what a fleet that died had left running: {names}")
 
 
-def check_listen(settings: "Settings") -> None:
-    """Raises UsageError for a --listen that cannot be, or that says too little."""
-    from mlxhost.wire.curve import parse_endpoint
-
-    try:
-        host = parse_endpoint(settings.listen)[0] if settings.listen else ""
-    except ValueError as error:
-        raise UsageError(f"--listen: {error}") from None
-    if host in ("0.0.0.0", "::", "*") and not settings.advertise:
-        raise UsageError(
-            f"--listen {settings.listen} takes every address; --advertise says which one to dial"
-        )
-    if settings.advertise and not settings.listen:
-        raise UsageError("--advertise says how to reach --listen, which is not given")
-
-
 def fetch(name: str, label: str, view: Any) -> Any:
     from mlxhost.supervisor import pull
 
     return pull.fetch(name, lambda phase, done, total: view.fetching(label, phase, done, total))
+
+
+def fetch_quietly(name: str, label: str) -> Any:
+    from mlxhost.supervisor import pull
+
+    return pull.fetch(name, lambda phase, done, total: None)
 
 
 def interrupt(number: int, frame: object) -> NoReturn:
