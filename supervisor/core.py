@@ -137,6 +137,7 @@ class Core:
             quantised=model.quantised or settings.quantised,
             context=model.context or settings.context,
             max_rows=model.max_rows or settings.max_rows,
+            max_gap_ms=settings.max_gap_ms,
             cache_dir=self._cache_dir,
         )
 

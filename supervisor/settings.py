@@ -77,6 +77,12 @@ class Settings:
     max_rows: int = option(
         0, Whole(0), "requests that one replica decodes together", unset="what suits the backend"
     )
+    max_gap_ms: int = option(
+        250,
+        Whole(1, 60_000, metavar="MS"),
+        "largest gap wanted between two tokens of a running answer while another prompt is read in; shorter "
+        "is smoother, longer reads prompts a little faster (`ctl state` changes it live)",
+    )
     frontends: int = option(1, Whole(1, MAX_FRONTENDS), "HTTP processes that share the port")
     listen: str = option(
         "",
