@@ -33,6 +33,7 @@ class Result:
     reject: data.Reject | None = None
     terminals: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Driver:
                         result.terminals += 1
                         result.detail = message.detail[i] if message.detail else ""
                         result.completion_tokens = message.completion_tokens[i]
+                        result.cached_tokens = message.cached_tokens[i]
 
     def publish(self, status: Status) -> None:
         self.status = status
