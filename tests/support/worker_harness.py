@@ -57,7 +57,7 @@ class WorkerProcess:
         endpoint = sockets.ipc_endpoint(runtime_dir, "control")
         write_boot(self.process.stdin.fileno(), Boot(endpoint, "token", "m/0", 1, "m"))
         self.hello = self.expect(control.Hello)
-        settings = control.WorkerConfig("m", str(model), cache_dir=str(runtime_dir), **config)
+        settings = control.WorkerConfig("m", str(model), **{"cache_dir": str(runtime_dir), **config})
         self.tell(control.Init(worker=settings, heartbeat_s=0.2, lease=lease))
         if ready:
             self.ready = self.expect(control.Ready, timeout_s=60)
