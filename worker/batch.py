@@ -20,6 +20,9 @@ from mlxhost.worker.sampling import Drawn, Sampler
 
 # Cache fields that no step reads would otherwise keep growing their graph.
 _SETTLE_EVERY = 256
+# Steps after a jump in which another is expected, and how often one is looked for after that.
+_JUMPS_EXPECTED = 4
+_LOOKS_EVERY = 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Batch:
         self._changed = False
         self._steps = 0
         self._in_flight: Step | None = None
+        self.jumps = True  # run ahead over forced text
+        self._quiet = 0  # steps since the last jump
         self.step_s = 0.0  # smoothed seconds from a step's launch to its tokens
         self.profile: Profile | None = None
 
@@ -121,8 +126,56 @@ class Batch:
 
         Rows that ended while the step was in flight are still in it; the caller skips them.
         """
+        if self.jumps and (jumped := self._jump()) is not None:
+            return jumped
         before, self._in_flight = self._in_flight, self.launch()
         return self._take(before)
+
+    def _jump(self) -> list[tuple[Row, Token]] | None:
+        """Read the step in flight and take one in which rows run ahead over what their grammars force; None,
+        and nothing changed, when there is no such step. Waiting for the step in flight costs the time to
+        build a graph, so it is done only while jumps come about."""
+        if not any(row.constraint is not None for row in self.rows):
+            return None
+        from mlxhost.worker.grammar import flat, jump
+
+        self._quiet += 1
+        if self._quiet > _JUMPS_EXPECTED and self._quiet % _LOOKS_EVERY:
+            return None
+        unread = {} if self._in_flight is None else self._in_flight.ids()
+        rows = [row for row in self.rows if row.launched < row.max_tokens]
+        planned = jump.plan(rows, unread)
+        if planned is None:
+            return None
+        self._quiet = 0
+        before = self.drain()
+        self.leave([row for row in self.rows if row.launched >= row.max_tokens])
+        kvs = [row.kv for row in rows if row.kv is not None]
+        tokens, positions, owners = planned.tokens, [], []
+        for row, own in zip(rows, tokens, strict=True):
+            positions += [row.launched + i for i in range(len(own))]
+            owners += [(row, own[: i + 1]) for i in range(len(own))]
+        logits = flat.run(self._model, kvs, tokens)
+        mx.async_eval(logits)
+        histories = [History(row.prompt, _behind(row, own)) for row, own in owners]
+        sampler = Sampler([row.sampling for row, _ in owners], self._vocab_size, histories)
+        last = mx.array([own[-1] for _, own in owners], dtype=mx.uint32)
+        allowed = jump.allowed_tokens(rows, planned, logits.shape[-1])
+        drawn = sampler.draw(logits, positions, last, (), allowed)
+        mx.async_eval(*drawn.arrays())
+        read = _read(Step(tuple(row for row, _ in owners), drawn, time.monotonic()))
+        kept = planned.agreed([token.id for token in read])
+        at = 0
+        for row, kv, own, right in zip(rows, kvs, tokens, kept, strict=True):
+            flat.take_back(kv, len(own) - len(right))
+            row.launched += len(right)
+            if row.constraint is not None and len(own) > 1:
+                row.constraint.learn(len(own) - 1, len(right) - 1)
+            before += [(row, token) for token in read[at : at + len(right)]]
+            at += len(own)
+        self._register = mx.array([own[-1] for own in kept], dtype=mx.uint32)
+        self._changed = True
+        return before
 
     def drain(self) -> list[tuple[Row, Token]]:
         """Read the step in flight and launch no other: every row's caches then hold all but its newest
@@ -185,6 +238,11 @@ class Batch:
             for i, row in enumerate(self.rows)
             if row.launched < row.min_tokens and row.stop_ids
         ]
+
+
+def _behind(row: Row, fed: Sequence[int]) -> list[int]:
+    """A row's output with what it is fed behind it; the first of that may be its newest token."""
+    return [*row.output, *fed] if row.launched > len(row.output) else [*row.output, *fed[1:]]
 
 
 def _read(step: Step) -> list[Token]:

@@ -164,8 +164,11 @@ class Stepper:
             self._on_failed_step(error)
             return
         self.ticks += 1
-        emitted = [self._taken(row, token) for row, token in drawn if row.finish == Finish.RUNNING]
-        self._outcomes.emit(emitted)
+        emitted: dict[int, tuple[Row, list[Token]]] = {}
+        for row, token in drawn:
+            if row.finish == Finish.RUNNING:
+                emitted.setdefault(id(row), (row, []))[1].extend(self._taken(row, token)[1])
+        self._outcomes.emit(list(emitted.values()))
         if self.profile is not None:
             self.profile.lap("emit", len(emitted))
 

@@ -8,6 +8,9 @@ from mlxhost.worker.grammar.xgr import Compiled, Mask, Matcher
 # than this would hold up every other row.
 MAX_STEP_S = 1.0
 
+_TRIED = 24  # guessed tokens after which a row's record counts
+_PAYS = 0.4  # the share of them that has to be right
+
 
 class Constraint:
     """Follows a row's output token by token. `failure` says why it could not, and then the row must end."""
@@ -16,6 +19,7 @@ class Constraint:
         self._matcher = Matcher(compiled, list(stop_ids))
         self._followed: list[int] = []
         self.failure = ""
+        self._guessed = self._agreed = 0
 
     def follow(self, output: Sequence[int], newest: int | None = None) -> None:
         """Be where `output`, and `newest` behind it, leads: usually one token on, or one back after a step
@@ -56,6 +60,26 @@ class Constraint:
         else:
             masks[row] = -1
 
+    def fill_along(self, guess: Sequence[int], masks: Mask, row: int) -> None:
+        """Write what may follow after each token of `guess`, into as many masks and one more. `guess` must
+        fit the grammar."""
+        self.fill(masks, row)
+        for i, token in enumerate(guess, start=1):
+            self._matcher.accept(token)
+            self.fill(masks, row + i)
+        if guess:
+            self._matcher.rewind(len(guess))
+
     def forced(self) -> list[int]:
         """Tokens that spell the only text that can follow."""
         return self._matcher.forced() if self.open else []
+
+    def learn(self, guessed: int, agreed: int) -> None:
+        """Note how a guess at forced tokens went."""
+        self._guessed += guessed
+        self._agreed += agreed
+
+    @property
+    def jumps_pay(self) -> bool:
+        """Whether the model spells forced text as guessed, often enough."""
+        return self._guessed < _TRIED or self._agreed >= _PAYS * self._guessed

@@ -28,13 +28,13 @@ def allowed_tokens(rows: Sequence[Row], unread: Mapping[int, int], width: int) -
         constraint.fill(masks, i)
         if (took := time.monotonic() - started) > MAX_STEP_S:
             constraint.failure = f"the grammar is too ambiguous: one step took {took:.1f} s"
-        if row.launched < row.min_tokens and not _forbid(masks, i, row.stop_ids):
+        if row.launched < row.min_tokens and not forbid(masks, i, row.stop_ids):
             row.min_tokens = 0
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :width]
     return mx.array(bits.view(np.bool_))
 
 
-def _forbid(masks: Mask, row: int, ids: frozenset[int]) -> bool:
+def forbid(masks: Mask, row: int, ids: frozenset[int]) -> bool:
     """Take `ids` out of a mask where something else stays; whether it does."""
     words = masks[row].view(np.uint32).copy()
     for token in ids:
