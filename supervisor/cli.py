@@ -20,9 +20,9 @@ Serve several MLX models on one HTTP address, each in its own process.
 """
 EPILOG = """\
 exit codes:
-  0  done; for `up` also: stopped by Ctrl-C, SIGTERM or SIGHUP
+  0  done; for `up` also: stopped by Ctrl-C, SIGTERM or the end of its terminal
   1  could not start or could not go on; the message says why
-  2  a wrong command line
+  2  a wrong command line, variable or mlxhost.toml
   3  ctl: no fleet is running (or not the one that was named)
   4  ctl: the fleet refused the operation or did not finish it
 """

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -19,6 +20,13 @@ from pathlib import Path
 import pytest
 from support.supervisor_up import ENTRY, QUICK, wait_for
 
+# Takes the terminal as the controlling one, as a shell's job has it.
+_IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 
 class Terminal:
     """`mlxhost up` in a terminal of a given size, and everything it wrote."""
@@ -27,8 +35,9 @@ class Terminal:
         self.master, slave = pty.openpty()
         self.resize(columns)
         self._bytes = bytearray()
+        self._hung_up = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, str(ENTRY), "up", "--models", models, "--port", "0"],
+            [sys.executable, "-c", _IN_TERMINAL, str(ENTRY), "up", "--models", models, "--port", "0"],
             env=os.environ
             | {
                 "MLXHOST_HOME": str(home),
@@ -48,8 +57,15 @@ class Terminal:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # EIO: the other end is closed
-            while chunk := os.read(self.master, 4096):
-                self._bytes += chunk
+            while not self._hung_up.is_set():
+                if select.select([self.master], [], [], 0.05)[0]:
+                    self._bytes += os.read(self.master, 4096)
+
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        self._hung_up.set()
+        self._reader.join(5)
+        os.close(self.master)
 
     @property
     def text(self) -> str:
@@ -61,8 +77,8 @@ class Terminal:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._reader.join(5)
-        os.close(self.master)
+        if not self._hung_up.is_set():
+            self.hang_up()
 
 
 @contextlib.contextmanager
@@ -118,8 +134,17 @@ def test_resizing_while_loading_keeps_going(tmp_path: Path, tiny_models: dict[st
 
 
 def test_a_closed_terminal_stops_the_fleet_in_order(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
-    """SIGHUP is a stop signal, and writing to the vanished terminal is no error."""
+    """The kernel's SIGHUP ends it, exit 0, and writing to the vanished terminal is no error."""
     with terminal(tmp_path, f"m={tiny_models['llama']}") as view:
-        wait_for(lambda: "Serving on" in view.text, 15)
+        wait_for(lambda: "Serving on" in view.text, 30)
+        view.hang_up()
+        assert view.process.wait(20) == 0
+
+
+def test_sighup_reloads_while_the_terminal_is_there(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    """Sent by hand it stops nothing; here there is no file to read, which is told."""
+    with terminal(tmp_path, f"m={tiny_models['llama']}") as view:
+        wait_for(lambda: "Serving on" in view.text, 30)
         os.kill(view.process.pid, signal.SIGHUP)
-        assert view.process.wait(10) == 0
+        wait_for(lambda: "mlxhost.toml does not exist" in view.text, 20)
+        assert view.process.poll() is None

@@ -108,7 +108,7 @@ def test_a_port_in_use_by_another_fleet_says_which_and_how_to_stop_it(tmp_path: 
             assert f"kill {first.process.pid}" in second.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_load_exits_0_at_once(
     tmp_path: Path, llama: Path, number: signal.Signals
 ) -> None:
