@@ -54,7 +54,7 @@ def may_load(model: Model) -> bool:
 def _fleet_replica(replica: Replica) -> FleetReplica:
     ready = replica.ready
     if ready is None:
-        return FleetReplica(replica.slot, replica.index, replica.epoch, replica.state.value)
+        return FleetReplica(replica.slot, replica.index, replica.epoch, shown_state(replica))
     return FleetReplica(
         slot=replica.slot,
         index=replica.index,

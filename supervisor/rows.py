@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlxhost.supervisor.console import duration, printable, size
-from mlxhost.supervisor.state import FleetState, Replica, State
+from mlxhost.supervisor.state import FleetState, Goal, Replica, State
 
 WAITING = "waiting"  # nothing has been started for it yet
+ON_DEMAND = "loaded on demand"  # nothing will be, until a request asks for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def _row(label: str, replica: Replica, now: float) -> Row:
         case State.FAILED:  # why is told by the final message
             return Row(label, "failed")
         case State.UNLOADED:
-            return Row(label, WAITING)
+            return Row(label, ON_DEMAND if replica.model.goal is Goal.STANDBY else WAITING)
 
 
 def progress_row(label: str, phase: str, done: int, total: int, elapsed_s: float) -> Row:

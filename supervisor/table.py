@@ -24,7 +24,8 @@ _LEFT_COLUMNS = 3  # words to the left, figures to the right
 
 def status_text(status: dict[str, Any]) -> str:
     accepting = "" if status["accepting"] else ", stopping"
-    lines = [f"fleet {status['fleet']} on {status['url']}, up {duration(status['uptime_s'])}{accepting}", ""]
+    lines = [f"fleet {status['fleet']} on {status['url']}, up {duration(status['uptime_s'])}{accepting}"]
+    lines += [*_residency(status.get("residency")), ""]
     replicas = [(model["name"], r) for model in status["models"] for r in model["replicas"]]
     cells = [HEADER, *(_replica(name, r) for name, r in replicas), *map(_frontend, status["frontends"])]
     lines += table(cells)
@@ -32,6 +33,21 @@ def status_text(status: dict[str, Any]) -> str:
         if member["reason"]:
             lines.append(f"{member['slot']} {member['state']}: {member['reason']}")
     return "\n".join(lines)
+
+
+def _residency(where: dict[str, Any] | None) -> list[str]:
+    """The budget, and who waits for room."""
+    if not where:
+        return []
+    models, most = where["models"], where["max_resident"]
+    lines = [
+        f"{where['resident']} of {len(models)} models resident{f' (at most {most})' if most else ''}, "
+        f"{size(where['charged_bytes'])} of a budget of {size(where['budget_bytes'])}"
+    ]
+    for name, model in models.items():
+        if model["wanted_s"] is not None and model["phase"] != "loading":
+            lines.append(f"{name} wanted for {duration(model['wanted_s'])}: {model['waiting']}")
+    return lines
 
 
 def _replica(name: str, replica: dict[str, Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mlxhost.supervisor.console import duration, err, out, printable
 from mlxhost.supervisor.liveview import LiveBlock
-from mlxhost.supervisor.rows import WAITING, Row, progress_row, rows
+from mlxhost.supervisor.rows import ON_DEMAND, WAITING, Row, progress_row, rows
 from mlxhost.supervisor.settings import LEVELS
 from mlxhost.supervisor.state import FleetState
 
@@ -84,7 +84,7 @@ class View:
         now = time.monotonic()
         for row in lines:
             phase, at = self._told.get(row.label, ("", 0.0))
-            if row.phase == WAITING:
+            if row.phase in (WAITING, ON_DEMAND):
                 continue
             if row.phase != phase or (row.fraction is not None and now - at >= PLAIN_SECONDS):
                 self._told[row.label] = row.phase, now

@@ -1,6 +1,8 @@
-"""`mlxhost ctl load`: Load a model that was unloaded or has failed, and wait until it serves.
+"""`mlxhost ctl load`: Load a model that is absent, was unloaded or has failed, and wait until it serves.
 
-Earlier failures are forgotten: a model that died too often is tried again. Exit 4 when it fails.
+Other models make room for it by the rules that a request would meet: idle ones are unloaded, pinned and busy
+ones are not. Earlier failures are forgotten: a model that died too often is tried again. Exit 4 when it fails
+or cannot fit, with the numbers.
 
   mlxhost ctl load demo
 

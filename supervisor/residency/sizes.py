@@ -17,9 +17,11 @@ from mlxhost.wire.control import Ready
 
 
 class Size(NamedTuple):
-    """Bytes of one replica. `whole_budget`: it plans its own memory and takes what it gets."""
+    """Bytes of one replica; `transient` of them only while a long prompt is read. `whole_budget`: it plans
+    its own memory and takes what it gets."""
 
     bytes: int
+    transient: int = 0
     whole_budget: bool = False
 
 
@@ -32,13 +34,14 @@ def estimated(model: ModelSpec, settings: Settings) -> Size:
         found = estimate(model.path, model.dtype or settings.dtype, model.context or settings.context)
     except ModelError:
         return Size(0)
-    return Size(found.total_bytes, found.plans_own_memory)
+    return Size(found.total_bytes, found.transient_bytes, found.plans_own_memory)
 
 
-def measured(ready: Ready) -> int:
-    """What a worker that has just loaded is charged: what it takes, and a request's cache beside that."""
+def measured(ready: Ready, transient: int) -> int:
+    """What a worker that has loaded is charged: what it takes, a request's cache, and what reading a long
+    prompt takes for a moment, which no worker has done when it has just loaded."""
     context = min(SERVING_CONTEXT, ready.max_model_len)
-    return ready.resident_bytes + ready.kv_bytes_per_token * context
+    return ready.resident_bytes + ready.kv_bytes_per_token * context + transient
 
 
 class Sizes:
@@ -51,7 +54,9 @@ class Sizes:
     def learn(self, replica: Replica) -> None:
         """A worker is ready: from now on its figures count."""
         if replica.ready:
-            self._measured[replica.model.name, replica.model.spec.path] = measured(replica.ready)
+            spec = replica.model.spec
+            transient = self._estimator(spec, self._settings).transient
+            self._measured[spec.name, spec.path] = measured(replica.ready, transient)
 
     def is_measured(self, model: Model) -> bool:
         return (model.name, model.spec.path) in self._measured
