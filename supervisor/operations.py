@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mlxhost.supervisor import loglevel, reload
+from mlxhost.supervisor import adminsocket, loglevel, reload
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.estimate.answers import Answers
 from mlxhost.supervisor.lifecycle import Lifecycle
@@ -54,7 +54,11 @@ class Operations:
         state = self._core.state
         if ctl.op == "status":
             late = {"late_replies": self._core.calls.late}
-            where = {"residency": self._residency.status()}
+            admin = self._core.rundir.sockets / adminsocket.NAME
+            where = {
+                "residency": self._residency.status(),
+                "admin_socket": str(admin) if admin.exists() else "",
+            }
             return Reply(ctl.call_id, result=status(state, time.monotonic()) | where | late | self._remote())
         if not state.accepting:
             return Reply(ctl.call_id, "failed", "the fleet is stopping")
