@@ -59,17 +59,25 @@ class Model:
         0, Whole(0, metavar="TOKENS"), "longest prompt and answer together", unset="the fleet's"
     )
     max_rows: int = option(0, Whole(0), "requests that one replica decodes together", unset="the fleet's")
-    lazy: bool = option(False, Switch(), "not loaded at the start: the first request for it loads it")
-    pin: bool = option(False, Switch(), "never evicted once it is resident")
+    lazy: bool = option(
+        False, Switch(), "not loaded at the start: the first request for it loads it", live=True
+    )
+    pin: bool = option(False, Switch(), "never evicted once it is resident", live=True)
     priority: int = option(
         0,
         Whole(-100, 100),
         "of several models that could make room the one with the highest number goes first",
+        live=True,
     )
     weight: float = option(
-        1.0, Number(0.01, 100.0), "its share of the device's turns (`--gpu-lease`), relative to others'"
+        1.0,
+        Number(0.01, 100.0),
+        "its share of the device's turns (`--gpu-lease`), relative to others'",
+        live=True,
     )
-    idle_ttl: float = option(0.0, Duration(), "unloaded after so long without a request", unset="the fleet's")
+    idle_ttl: float = option(
+        0.0, Duration(), "unloaded after so long without a request", unset="the fleet's", live=True
+    )
 
 
 def parse(values: Iterable[str]) -> list[Spec]:

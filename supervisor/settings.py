@@ -109,9 +109,12 @@ class Settings:
         Memory(),
         "memory for all models together: bytes, or a part of what the device or the RAM offers",
         unset="70% of the device's working set, or of 75% of the RAM",
+        live=True,
     )
-    max_resident: int = option(0, Whole(0), "models in memory at once", unset="as many as fit")
-    idle_ttl: float = option(0.0, Duration(), "unload a model after so long without a request", unset="never")
+    max_resident: int = option(0, Whole(0), "models in memory at once", unset="as many as fit", live=True)
+    idle_ttl: float = option(
+        0.0, Duration(), "unload a model after so long without a request", unset="never", live=True
+    )
     preload: tuple[str, ...] = option(
         (ALL,),
         Texts("all|none|MODEL[,MODEL...]", "all, none or a list of models"),
