@@ -138,7 +138,10 @@ class Core:
             context=model.context or settings.context,
             max_rows=model.max_rows or settings.max_rows,
             max_gap_ms=settings.max_gap_ms,
+            jump_forward=settings.jump_forward == "on",
             cache_dir=self._cache_dir,
+            cache_ram_bytes=settings.cache_ram,
+            cache_disk_bytes=settings.cache_ssd,
         )
 
     def listen_fds(self, frontend: Member) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlxhost.supervisor.config.kinds import Choice, Duration, Memory, Switch, Text, Texts, Whole
+from mlxhost.supervisor.config.kinds import Choice, Duration, Memory, Size, Switch, Text, Texts, Whole
 from mlxhost.supervisor.config.table import option
 from mlxhost.supervisor.modelspec import DTYPES, QUANTISED, Model
 from mlxhost.wire.policies import ROUTINGS
@@ -83,6 +83,11 @@ class Settings:
         "largest gap wanted between two tokens of a running answer while another prompt is read in; shorter "
         "is smoother, longer reads prompts a little faster (`ctl state` changes it live)",
     )
+    jump_forward: str = option(
+        "on",
+        Choice(("on", "off")),
+        "several tokens in a step where a grammar or schema leaves only one text; the tokens are the same",
+    )
     frontends: int = option(1, Whole(1, MAX_FRONTENDS), "HTTP processes that share the port")
     listen: str = option(
         "",
@@ -127,6 +132,15 @@ class Settings:
         Choice(GPU_LEASES),
         "whether workers take turns with prefill chunks and loads on their device; auto: on Metal only "
         "(docs/fit.md has what that buys and costs)",
+    )
+    cache_ram: int = option(
+        -1, Size(), "prefix cache of one worker in memory; 0: no prefix cache", unset="a share of its KV budget"
+    )
+    cache_ssd: int = option(
+        -1,
+        Size(),
+        "prefix cache of all models on disk; 0: none",
+        unset="a tenth of what is free, 32 GiB at most",
     )
     keys: "tuple[ApiKey, ...]" = ()
     worker_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.worker")

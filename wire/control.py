@@ -68,6 +68,7 @@ class WorkerConfig(Struct, frozen=True):
     quantised: str = "auto"  # quantised weights: keep, expand, or auto (expand on a CPU, keep elsewhere)
     cache_ram_bytes: int = -1  # prefix cache in RAM; -1: a share of the KV budget; 0: no prefix cache
     cache_disk_bytes: int = -1  # prefix cache on disk, of all models; -1: a share of what is free; 0: none
+    jump_forward: bool = True  # several tokens in a step where a grammar leaves only one text
 
 
 class RemoteListen(Struct, frozen=True):

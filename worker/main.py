@@ -96,6 +96,7 @@ def serve(boot: Boot, link: Link) -> None:
     )
     engine.memory = Memory(engine, residence, backend)
     engine.memory.obey(init.lease)
+    engine.stepper.jumps = engine.batch.jumps = config.jump_forward
     operations = Operations(
         engine,
         residence,

@@ -56,6 +56,7 @@ class Stepper:
         self._vocab_size, self._outcomes = vocab_size, outcomes
         self._shape = shape or StepShape()
         self.profile: Profile | None = None
+        self.jumps = True  # rows run ahead over what their grammars force
         self.device: Device = Alone()  # with whom prefill chunks take turns
         self.prefix = PrefixCache()  # off, until the worker sets one
         self.serve(model)
@@ -69,6 +70,7 @@ class Stepper:
         """Run `model` (None: none) from now on. No row may be running."""
         self.model = model
         self.batch = Batch(model, self._vocab_size, self._shape)
+        self.batch.jumps = self.jumps
         self.batch.profile = self.profile
 
     def set_profile(self, profile: Profile | None) -> None:

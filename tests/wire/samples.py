@@ -106,7 +106,18 @@ SAMPLES: dict[str, tuple[Struct, tuple[bytes, ...]]] = {
         control.Init(
             heartbeat_s=1.0,
             worker=control.WorkerConfig(
-                "demo", "/models/tiny", "float32", 4096, 8, 64, 250.0, "/cache", "keep", 1 << 30, 1 << 34
+                "demo",
+                "/models/tiny",
+                "float32",
+                4096,
+                8,
+                64,
+                250.0,
+                "/cache",
+                "keep",
+                1 << 30,
+                1 << 34,
+                False,
             ),
             frontend=control.FrontendConfig(
                 7,
