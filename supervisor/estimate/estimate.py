@@ -147,7 +147,10 @@ class Sizer:
         longest = fields.count(*_LONGEST, default=SERVING_CONTEXT) or SERVING_CONTEXT
         served = min(found.context, longest)
         layers = layers_of(fields)
-        chunk = chunk_tokens(self.weights, size, self.backend, available_cores(), served)
+        embedding = fields.count("vocab_size", default=0) * fields.count("hidden_size", "d_model", default=0)
+        chunk = chunk_tokens(
+            max(1, self.weights // size - embedding), size, self.backend, available_cores(), served
+        )
         return replace(
             found,
             kv_bytes_per_token=size * sum(layer.per_token for layer in layers if not layer.window),

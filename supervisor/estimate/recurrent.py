@@ -5,10 +5,13 @@ the layer classes of mlx_lm.models.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mlxhost.supervisor.estimate.fields import Fields, Unsized
 
 Rule = Callable[[Fields], tuple[int, int]]
+
+_SSM_STEP = 256  # tokens that ssm_attn takes at a time
 
 # Kinds whose every layer has such a state and a KV cache.
 BESIDE_ATTENTION = frozenset({"falcon_h1"})
@@ -22,6 +25,15 @@ def state(fields: Fields) -> tuple[int, int]:
     return rule(fields)
 
 
+def work(fields: Fields, chunk: int, backend: str) -> int:
+    """Numbers that one recurrent layer holds while it computes `chunk` tokens. On a CPU, gated delta layers
+    keep their state of each token; elsewhere a kernel does without. Raises Unsized."""
+    if isinstance(rule := _RULES.get(fields.model_type), _Mamba2):
+        return rule.work(fields, chunk)
+    conv, matrix = state(fields)
+    return chunk * ((matrix if backend == "cpu" else 0) + conv + 8 * fields.count("hidden_size", "d_model"))
+
+
 def _gated_delta(fields: Fields) -> tuple[int, int]:
     """qwen3_next.Qwen3NextGatedDeltaNet: a convolution over q, k and v, and a matrix for each value head."""
     key_heads, value_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
@@ -30,15 +42,30 @@ def _gated_delta(fields: Fields) -> tuple[int, int]:
     return (kernel - 1) * (2 * key_heads * key + value_heads * value), value_heads * key * value
 
 
-def _mamba2(heads: str, head_dim: str, groups: str, size: str, kernel: str) -> Rule:
-    """mamba2.Mamba2Block and its like: a convolution over x, B and C, and a state for each head."""
+@dataclass(frozen=True, slots=True)
+class _Mamba2:
+    """The fields that size a mamba2.Mamba2Block or its like: a convolution over x, B and C, and a state for
+    each head."""
 
-    def rule(fields: Fields) -> tuple[int, int]:
-        inner = fields.count(heads) * fields.count(head_dim)
-        conv = inner + 2 * fields.count(groups) * fields.count(size)
-        return max(0, fields.count(kernel) - 1) * conv + inner * fields.count(size), 0
+    heads: str
+    head_dim: str
+    groups: str
+    size: str
+    kernel: str
 
-    return rule
+    def __call__(self, fields: Fields) -> tuple[int, int]:
+        inner = fields.count(self.heads) * fields.count(self.head_dim)
+        return max(0, fields.count(self.kernel) - 1) * self._conv(fields) + inner * fields.count(self.size), 0
+
+    def work(self, fields: Fields, chunk: int) -> int:
+        """mlx_lm.models.ssm.ssm_attn: the projections, and per head matrices of a step's tokens by tokens."""
+        heads, inner = fields.count(self.heads), fields.count(self.heads) * fields.count(self.head_dim)
+        width = inner + self._conv(fields) + heads
+        return 8 * chunk * width + 6 * heads * min(chunk, _SSM_STEP) ** 2
+
+    def _conv(self, fields: Fields) -> int:
+        inner = fields.count(self.heads) * fields.count(self.head_dim)
+        return inner + 2 * fields.count(self.groups) * fields.count(self.size)
 
 
 def _mamba(fields: Fields) -> tuple[int, int]:
@@ -101,12 +128,12 @@ _RULES: dict[str, Rule] = {
     "qwen3_5_moe": _gated_delta,
     "qwen3_5_moe_text": _gated_delta,
     "olmo_hybrid": _gated_delta,
-    "mamba2": _mamba2("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"),
-    "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
-    "granitemoehybrid": _mamba2(
+    "mamba2": _Mamba2("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"),
+    "nemotron_h": _Mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
+    "granitemoehybrid": _Mamba2(
         "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"
     ),
-    "falcon_h1": _mamba2("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+    "falcon_h1": _Mamba2("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
     "mamba": _mamba,
     "falcon_mamba": _mamba,
     "jamba": _jamba,

@@ -6,25 +6,31 @@ sum. Logits of prompt tokens are never computed.
 
 from collections.abc import Sequence
 
+from mlxhost.supervisor.estimate import recurrent
 from mlxhost.supervisor.estimate.fields import Fields, Unsized
 from mlxhost.supervisor.estimate.layers import Layer
 
 MAX_CHUNK, MIN_CHUNK = 2048, 32  # as worker/prefill.py bounds them
-GAP_S = 0.25  # what a chunk may take, by default
+GAP_S, SHORT_S = 0.25, 0.05  # what a chunk may take, and what is short enough not to matter
 # Float32 products of a fast BLAS, measured on an EPYC core: 300 tokens a second of a 135M model on two.
 CPU_FLOPS_A_CORE = 40e9
+CPU_BYTES_S = 10e9  # weights read from memory
+# Freed buffers that a lease lets MLX keep for reuse, at the least: they are held whatever a chunk takes.
+BUFFER_BYTES = 32 << 20
 # Head sizes for which a GPU attends without writing the scores down (mlx's scaled_dot_product_attention).
 FUSED_HEADS = frozenset({64, 80, 128})
 _ROWS = {"cpu": 16}  # decoded together; 64 elsewhere, as worker/backend.py has it
 _LOGIT_COPIES = 3  # logits, their scaled form, noise
 
 
-def chunk_tokens(weights: int, itemsize: int, backend: str, cores: int, context: int) -> int:
-    """Tokens that the worker will prefill at once: what it can do in the gap it aims at."""
+def chunk_tokens(parameters: int, itemsize: int, backend: str, cores: int, context: int) -> int:
+    """Tokens that the worker will prefill at once (worker/chunks.py): what it can do in the gap it aims at,
+    and no more than makes reading the `parameters` (embeddings aside) worth it."""
     if backend != "cpu":
         return min(MAX_CHUNK, context)
-    parameters = max(1, weights // itemsize)
-    chunk = int(GAP_S * CPU_FLOPS_A_CORE * cores / (2 * parameters))
+    start_s = parameters * itemsize / CPU_BYTES_S
+    budget_s = min(GAP_S, max(SHORT_S, 9 * start_s))
+    chunk = int(budget_s * CPU_FLOPS_A_CORE * cores / (2 * max(1, parameters)))
     return min(max(chunk, MIN_CHUNK), MAX_CHUNK, context)
 
 
@@ -46,7 +52,13 @@ def transient_bytes(
     copies = max((_copied(layer, chunk, context) for layer in layers), default=0)
     windows = sum(layer.per_token * chunk for layer in layers if layer.window)
     prefill = 3 * chunk * hidden + max(attention, 3 * chunk * _widest(fields, hidden)) + copies + windows
-    return itemsize * max(prefill, _LOGIT_COPIES * rows * vocabulary)
+    recurrent_work = 0
+    if any(layer.state or layer.state32 for layer in layers):
+        recurrent_work = recurrent.work(fields, chunk, backend)
+    return max(
+        BUFFER_BYTES,
+        itemsize * max(prefill, 3 * chunk * hidden + recurrent_work, _LOGIT_COPIES * rows * vocabulary),
+    )
 
 
 def _copied(layer: Layer, chunk: int, context: int) -> int:

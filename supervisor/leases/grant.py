@@ -8,8 +8,7 @@ together stay within the budget, whatever is asked.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MIB = 1 << 20
-MIN_BUFFER_BYTES = 16 * MIB  # of freed buffers, kept for reuse
+from mlxhost.supervisor.estimate.transient import BUFFER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def grant(budget: int, tenants: Sequence[Tenant]) -> dict[str, Grant]:
             total=bases[t.slot] + kv[t.slot] + more[t.slot],
             process=t.process,
             kv=kv[t.slot] + more[t.slot],
-            buffers=max(MIN_BUFFER_BYTES, t.transient),
+            buffers=max(BUFFER_BYTES, t.transient),
         )
         for t in order
     }

@@ -126,13 +126,20 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def build(
-    family: str, directory: Path, *, seed: int = 0, bits: int = 0, dtype: mx.Dtype = mx.float32
+    family: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    bits: int = 0,
+    dtype: mx.Dtype = mx.float32,
+    **overrides: Any,
 ) -> Path:
-    """Write a random model of `family` into `directory`; with `bits`, quantised as MLX does it."""
+    """Write a random model of `family` into `directory`; with `bits`, quantised as MLX does it. `overrides`
+    are fields of its config."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     eos = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
-    config = {**FAMILIES[family], "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": eos}
+    config = {**FAMILIES[family], "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": eos, **overrides}
     model_class, args_class = import_architecture(config)
     model = model_class(args_class.from_dict(config))
     if family == "gemma3":

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxhost.supervisor.leases.grant import MIB, Grant, Tenant, grant
+from mlxhost.supervisor.leases.grant import Grant, Tenant, grant
+
+MIB = 1 << 20
 
 
 def worker(slot: str, **needs: int) -> Tenant:
