@@ -142,6 +142,18 @@ class Settings:
         "prefix cache of all models on disk; 0: none",
         unset="a tenth of what is free, 32 GiB at most",
     )
+    cache_ram: int = option(
+        -1,
+        Size(),
+        "prefix cache of one worker in memory; 0: no prefix cache",
+        unset="a share of its KV budget",
+    )
+    cache_ssd: int = option(
+        -1,
+        Size(),
+        "prefix cache of all models on disk; 0: none",
+        unset="a tenth of what is free, 32 GiB at most",
+    )
     keys: "tuple[ApiKey, ...]" = ()
     worker_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.worker")
     frontend_command: tuple[str, ...] = (sys.executable, "-I", "-m", "mlxhost.frontend")

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
 from mlxhost.supervisor.config.apikeys import KeyOptions
-from mlxhost.supervisor.config.kinds import Choice, Memory, Text, toml_text
+from mlxhost.supervisor.config.kinds import Choice, Memory, Size, Text, toml_text
 from mlxhost.supervisor.config.sampling import SAMPLING, SamplingOptions
 from mlxhost.supervisor.config.table import Option, options
 from mlxhost.supervisor.config.tables import FLEET, MODEL
@@ -57,4 +57,6 @@ def sample(option: Option) -> str:
             return toml_text(kind.names[0])
         case Memory() if not option.default:
             return toml_text("24GiB")
+        case Size() if option.default < 0:
+            return toml_text("8GiB")
     return "0" if option.default is None else kind.shown(option.default)
