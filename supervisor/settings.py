@@ -134,15 +134,6 @@ class Settings:
         "(docs/fit.md has what that buys and costs)",
     )
     cache_ram: int = option(
-        -1, Size(), "prefix cache of one worker in memory; 0: no prefix cache", unset="a share of its KV budget"
-    )
-    cache_ssd: int = option(
-        -1,
-        Size(),
-        "prefix cache of all models on disk; 0: none",
-        unset="a tenth of what is free, 32 GiB at most",
-    )
-    cache_ram: int = option(
         -1,
         Size(),
         "prefix cache of one worker in memory; 0: no prefix cache",
