@@ -2,9 +2,9 @@
 
 python bench/swap.py --models MODEL_A MODEL_B [--rounds 5]
 
-One fleet with room for one model. Rounds are interleaved: a load into empty memory (nothing is resident), then
-a swap (the other one is resident and idle), each from the request to its first token; medians and their ratio
-at the end. A swap is a load and, before it: drain, flush, exit, memory seen to be free.
+One fleet with room for one model. Rounds are interleaved: a load into empty memory (nothing is resident),
+then a swap (the other one is resident and idle), each from the request to its first token; medians and their
+ratio at the end. A swap is a load and, before it: drain, flush, exit, memory seen to be free.
 """
 
 import argparse
@@ -91,7 +91,8 @@ def main() -> None:
             process.wait(60)
     for model in "ab":
         alone, swapped = statistics.median(bare[model]), statistics.median(swap[model])
-        print(f"{model}: bare load {alone:.2f} s, swap {swapped:.2f} s, ratio {swapped / alone:.2f}")
+        figures = f"bare load {alone:.2f} s, swap {swapped:.2f} s, ratio {swapped / alone:.2f}"
+        sys.stdout.write(f"{model}: {figures}\n")
 
 
 if __name__ == "__main__":

@@ -52,12 +52,19 @@ class ResidencyCalls:
                 self._core.control.send(client, News(ctl.call_id, line, data))
 
         deadline_s = min(ctl.deadline_s, MAX_WANT_SECONDS)
-        if self._outcome(ctl, model) is None:
-            self._residency.want(model, deadline_s + _KEEP_SECONDS)
-            await self._core.changes.until(lambda: self._outcome(ctl, model), deadline_s, tell)
+        if done := self._over(ctl, model):
+            return done
+        self._residency.want(model, deadline_s + _KEEP_SECONDS)  # an earlier refusal is void with that
+        await self._core.changes.until(lambda: self._outcome(ctl, model), deadline_s, tell)
         return self._outcome(ctl, model) or Reply(ctl.call_id, "pending", self._progress(model)[0])
 
     def _outcome(self, ctl: Ctl, model: Model) -> Reply | None:
+        if (done := self._over(ctl, model)) is None and (refusal := self._residency.refusal(model)):
+            return Reply(ctl.call_id, "refused", refusal.reason, {"code": refusal.code})
+        return done
+
+    def _over(self, ctl: Ctl, model: Model) -> Reply | None:
+        """The answer when the model serves, or is not to be loaded by a request."""
         if any(r.state is State.READY for r in model.replicas):
             return Reply(ctl.call_id)
         if not self._core.state.accepting:
@@ -68,8 +75,6 @@ class ResidencyCalls:
         failed = [r.reason for r in model.replicas if r.state is State.FAILED]
         if failed and not any(r.child for r in model.replicas):
             return Reply(ctl.call_id, "failed", failed[0])
-        if refusal := self._residency.refusal(model):
-            return Reply(ctl.call_id, "refused", refusal.reason, {"code": refusal.code})
         return None
 
     def _progress(self, model: Model) -> tuple[str, dict[str, Any]]:

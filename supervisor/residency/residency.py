@@ -33,7 +33,7 @@ from mlxhost.supervisor.residency.plan import plan
 from mlxhost.supervisor.residency.preload import chosen, order
 from mlxhost.supervisor.residency.sizes import Sizes
 from mlxhost.supervisor.residency.units import units
-from mlxhost.supervisor.residency.wishes import Wishes
+from mlxhost.supervisor.residency.wishes import KEEP_SECONDS, Wishes
 from mlxhost.supervisor.state import Goal, Model, Replica
 
 # While nobody waits, only idle time and growth can call for anything.
@@ -182,6 +182,7 @@ class Residency:
             case Refuse():
                 if known:
                     known.refused = action
+                    known.keep_until = time.monotonic() + KEEP_SECONDS
                 self._core.changes.notify()
             case Wait():
                 if known and known.waiting != action.reason:
