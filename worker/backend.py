@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from mlxhost.worker.blas import HINT, Blas, use_fast_blas
 from mlxhost.worker.kv import PackRule, StepShape
+from mlxhost.worker.kv.cuda import CudaSpanAttention
 
 # Many small attention calls starve a GPU, padding costs it little: rows share a pack up to twice the length.
 _GPU_PACKS = PackRule(ratio=2.0, floor=256)
@@ -42,7 +43,10 @@ def detect() -> Backend:
         info = mx.device_info()
         working_set = int(info.get("total_memory", info.get("memory_size", 0)))
         label = f"cuda ({info.get('device_name', '?')})"
-        return Backend("cuda", label, "bfloat16", 64, working_set, None, shape=StepShape(rule=_GPU_PACKS))
+        # TF32 products keep 10 bits of a float32: rows in company would not give what they give alone.
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")
+        shape = StepShape(rule=_GPU_PACKS, kernel=CudaSpanAttention())
+        return Backend("cuda", label, "bfloat16", 64, working_set, None, shape=shape)
     blas = use_fast_blas()
     if blas is None or not blas.patched:
         notes = (HINT,) if sys.platform == "linux" else ()
