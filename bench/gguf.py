@@ -1,6 +1,6 @@
 """A GGUF's weights kept quantised against expanded: bytes, and tokens a second, side by side.
 
-python bench/gguf.py FILE.gguf [--dtype DTYPE] [--rounds N] [--tokens N]
+python bench/gguf.py FILE.gguf [--dtype DTYPE] [--rounds N] [--tokens N] [--threads N]
 
 Converts FILE both ways into a temporary folder, then measures in turns, each time in a process of its own:
 prefill, and greedy decoding at 1 and 8 rows. Prints medians as a Markdown table.
@@ -21,9 +21,9 @@ import mlx.core as mx
 from mlxhost.worker import backend
 from mlxhost.worker.models.load import load_model
 from mlxhost.worker.kv import RowKV
-directory, dtype, tokens = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+directory, dtype, tokens, threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 blas = backend.detect().blas
-blas and blas.set_threads(backend.cores())
+blas and blas.set_threads(threads or backend.cores())
 loaded = load_model(directory, dtype, expand_quantised=False, on_progress=lambda *_: None)
 model = loaded.model
 
@@ -60,9 +60,9 @@ def converted(source: Path, directory: Path, dtype: str, *, keep: bool) -> float
     return time.perf_counter() - start
 
 
-def measure(directory: Path, dtype: str, tokens: int) -> list[float]:
+def measure(directory: Path, dtype: str, tokens: int, threads: int) -> list[float]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(directory), dtype, str(tokens)],
+        [sys.executable, "-c", PROGRAM, str(directory), dtype, str(tokens), str(threads)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="of the prompt (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="of the BLAS; 1 on a busy machine")
     args = parser.parse_args()
     write = sys.stdout.write
     write(
@@ -93,7 +94,7 @@ def main() -> None:
         rounds: dict[str, list[list[float]]] = {name: [] for name in directories}
         for _ in range(args.rounds):
             for name, directory in directories.items():
-                rounds[name].append(measure(directory, args.dtype, args.tokens))
+                rounds[name].append(measure(directory, args.dtype, args.tokens, args.threads))
         for name, directory in directories.items():
             prefill, one, eight, memory = map(statistics.median, zip(*rounds[name], strict=True))
             disk = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / 1e6
