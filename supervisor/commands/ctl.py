@@ -66,6 +66,13 @@ Operate on a fleet that runs on this machine under this user (found through $MLX
   mlxhost ctl drain demo --timeout 60
   mlxhost ctl status --fleet 8081 --json
 """
+EXIT_CODES = """\
+exit codes:
+  0  done
+  2  a wrong command line
+  3  no fleet is running, or not the one that was named
+  4  the fleet refused the operation, or did not finish it in time
+"""
 
 
 def add(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -73,6 +80,7 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
         "ctl",
         help="operate on a running fleet",
         description=DESCRIPTION,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     operations = parser.add_subparsers(title="operations", metavar="OPERATION", required=True)
@@ -82,6 +90,7 @@ def add(commands: "argparse._SubParsersAction[Any]") -> None:
             module.__name__.rpartition(".")[2].replace("_", "-"),
             help=description.partition(".")[0],
             description=description,
+            epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         operation.add_argument(

@@ -1,11 +1,12 @@
-"""`mlxhost ctl reload`: Read mlxhost.toml again and apply what differs, without touching other models.
+"""`mlxhost ctl reload`: Read the configuration again and apply what differs; other models are not touched.
 
 New models are loaded, models that are gone end after what runs, changed ones are loaded anew; aliases,
 routing, sampling defaults, API keys and options that are live change at once. What needs a restart of the
 fleet is named. A file with a mistake changes nothing (exit 4). Flags and variables that the fleet was
 started with still hold. SIGHUP does the same.
 
-  mlxhost config check && mlxhost ctl reload
+  mlxhost config check
+  mlxhost ctl reload
 
 On the wire: CTL {op: reload, args: {wait}} -> NEWS* -> REPLY {changed, added, removed, renewed, live,
 applied, waiting, keys, replicas}.
