@@ -1,6 +1,6 @@
 """A GGUF's weights kept quantised against expanded: bytes, and tokens a second, side by side.
 
-python bench/gguf.py FILE.gguf [--dtype DTYPE] [--rounds N] [--tokens N] [--threads N]
+python bench/quantised.py FILE.gguf [--dtype DTYPE] [--rounds N] [--tokens N] [--threads N]
 
 Converts FILE both ways into a temporary folder, then measures in turns, each time in a process of its own:
 prefill, and greedy decoding at 1 and 8 rows. Prints medians as a Markdown table.
