@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import ModelError
-from mlxhost.supervisor.estimate.estimate import Sizer, sizer
+from mlxhost.supervisor.estimate.estimate import sizer
 from mlxhost.supervisor.estimate.fit import fit, sentence
 from mlxhost.supervisor.estimate.library import Held, find, form_of, library
 from mlxhost.supervisor.home import cache_dir
@@ -68,15 +68,15 @@ class Answers:
             "disk_bytes": held.disk_bytes,
             "state": shown_state(model.replicas[0]) if model else "",
         }
+        quantised = (spec.quantised if spec else "") or settings.quantised
         budget, taken = self._core.room(held.name)
         try:
-            found = await asyncio.to_thread(_fit, held, dtype, wanted, budget, taken)
+            found = await asyncio.to_thread(_fit, held, dtype, quantised, wanted, budget, taken)
         except ModelError as error:
             # Clients know models by name; where their files are is no business of theirs.
             return described | {"error": str(error).replace(str(held.path), held.name)}
         return described | found | {"message": sentence(held.name, found)}
 
 
-def _fit(held: Held, dtype: str, context: int, budget: int, taken: int) -> dict[str, Any]:
-    found: Sizer = sizer(held.path, dtype)
-    return fit(found, context, budget, taken).as_json()
+def _fit(held: Held, dtype: str, quantised: str, context: int, budget: int, taken: int) -> dict[str, Any]:
+    return fit(sizer(held.path, dtype, quantised=quantised), context, budget, taken).as_json()

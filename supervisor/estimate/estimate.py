@@ -64,22 +64,26 @@ def rounded(tokens: int) -> int:
     return -(-tokens // CACHE_STEP) * CACHE_STEP
 
 
-def estimate(path: Path, dtype: str = "auto", context: int = 0, backend: str = "") -> Estimate:
+def estimate(
+    path: Path, dtype: str = "auto", context: int = 0, backend: str = "", quantised: str = "auto"
+) -> Estimate:
     """What the model at `path` (a directory or a GGUF file) will take.
 
-    `context` 0: SERVING_CONTEXT; both are bounded by the model. `backend` empty: this machine's. Reads
+    `context` 0: SERVING_CONTEXT; both are bounded by the model. `backend` empty: this machine's.
+    `quantised` weights are kept, expanded, or (auto) expanded on a CPU. Reads
     headers only. Raises ModelError, naming file and field, for files that cannot be what they claim.
     """
-    return sizer(path, dtype, backend).at(context)
+    return sizer(path, dtype, backend, quantised).at(context)
 
 
-def sizer(path: Path, dtype: str = "auto", backend: str = "") -> "Sizer":
+def sizer(path: Path, dtype: str = "auto", backend: str = "", quantised: str = "auto") -> "Sizer":
     """The same for any context, the files read once. Raises ModelError."""
     backend = backend or machine_backend()
     chosen = AUTO_DTYPE[backend] if dtype == "auto" else dtype
     if chosen not in ITEMSIZE:
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(ITEMSIZE)}")
-    return _sizer(path, _stamp(path), chosen, backend)
+    expand = quantised == "expand" or (quantised == "auto" and backend == "cpu")
+    return _sizer(path, _stamp(path), chosen, backend, expand)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -93,7 +97,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=256)
-def _sizer(path: Path, stamp: tuple[int, int, int], dtype: str, backend: str) -> "Sizer":
+def _sizer(path: Path, stamp: tuple[int, int, int], dtype: str, backend: str, expand: bool) -> "Sizer":
     if path.is_dir() and (path / "model_index.json").is_file() and not (path / "config.json").is_file():
         return Sizer(
             Fields(path, {}), sum(f.stat().st_size for f in path.glob("*/*.safetensors")), dtype, backend
@@ -102,11 +106,11 @@ def _sizer(path: Path, stamp: tuple[int, int, int], dtype: str, backend: str) ->
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
         from mlxhost.supervisor.estimate.gguf import read_gguf
 
-        fields, tensors = read_gguf(path, keep_quantised=backend != "cpu")
+        fields, tensors = read_gguf(path, keep_quantised=not expand)
     else:
         fields, tensors = Fields(path / "config.json", read_json(path / "config.json")), read_tensors(path)
-    weights = weights_bytes(tensors, fields, dtype, expand_quantised=backend == "cpu")
-    return Sizer(fields, weights, dtype, backend)
+    weights = weights_bytes(tensors, fields, dtype, expand_quantised=expand)
+    return Sizer(fields, weights, dtype, backend, expand)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Sizer:
     weights: int
     dtype: str
     backend: str
+    expand_quantised: bool = False
 
     def at(self, context: int) -> Estimate:
         """The estimate for `context` tokens. Raises ModelError for a field that makes no sense."""
@@ -135,7 +140,7 @@ class Sizer:
         if not self.fields.whole:
             note = "a pipeline of several models plans its own memory"
             return replace(found, plans_own_memory=True, notes=(note,))
-        notes = _notes(self.fields, self.backend)
+        notes = _notes(self.fields, self.expand_quantised)
         try:
             return self._sized(replace(found, notes=tuple(notes)))
         except Unsized as missing:
@@ -166,11 +171,11 @@ def _fixed(layer: Layer, context: int, size: int) -> int:
     return size * (window + layer.state) + 4 * layer.state32
 
 
-def _notes(fields: Fields, backend: str) -> list[str]:
+def _notes(fields: Fields, expand_quantised: bool) -> list[str]:
     notes = []
     quantised = isinstance(fields.whole.get("quantization"), dict)
-    if quantised and backend == "cpu":
-        notes.append("quantised weights are expanded on a CPU, which is faster")
+    if quantised and expand_quantised:
+        notes.append("quantised weights are expanded when they are loaded")
     method = fields.whole.get("quantization_config")
     if not quantised and isinstance(method, dict) and method.get("quant_method"):
         notes.append(f"the quantisation {method['quant_method']!r} is not one that is served")

@@ -21,9 +21,11 @@ MAX_KEY_BYTES = 65_536
 _KEPT_ITEMS = 4096  # lists as long as a model has layers are read, vocabularies are skipped
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# ggml's types that stay quantised in a worker that keeps them, as bits a weight in MLX's affine form: groups
-# of 32 with a scale and a bias of 16 bits each.
-_KEPT_BITS = {2: 5, 3: 5, 8: 9}  # Q4_0, Q4_1, Q8_0
+# Bits of a weight in ggml's types that MLX has a form for (worker/gguf/repack.py): groups of 32 with a scale
+# and a bias of the compute dtype, or (MXFP4) with one byte.
+_GROUP = 32
+_AFFINE = {2: 4, 3: 4, 6: 5, 7: 5, 8: 8, 12: 4, 13: 5}  # Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K
+_MXFP4 = 39
 _CONFIG = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -49,7 +51,8 @@ def read_gguf(path: Path, *, keep_quantised: bool) -> tuple[Fields, list[Tensor]
         values, tensors = _Skimmer(path, file, path.stat().st_size).header()
     if isinstance(parts := values.get("split.count"), int) and parts > 1:
         raise ModelError(f"{path} is one of {parts} parts of a split GGUF; join them with llama-gguf-split")
-    return Fields(path, _config(values, tensors)), [_tensor(*found, keep_quantised) for found in tensors]
+    parts = [part for found in tensors for part in _parts(*found, keep_quantised)]
+    return Fields(path, _config(values, tensors)), parts
 
 
 def _config(values: Mapping[str, Any], tensors: list[tuple[str, tuple[int, ...], int]]) -> dict[str, Any]:
@@ -64,11 +67,20 @@ def _config(values: Mapping[str, Any], tensors: list[tuple[str, tuple[int, ...],
     return config
 
 
-def _tensor(name: str, shape: tuple[int, ...], kind: int, keep: bool) -> Tensor:
-    elements = math.prod(shape)
-    if keep and kind in _KEPT_BITS and len(shape) > 1:
-        return Tensor(name, "U8", shape, elements * _KEPT_BITS[kind] // 8)
-    return Tensor(name, "F32", shape, elements * 4)
+def _parts(name: str, shape: tuple[int, ...], kind: int, keep: bool) -> list[Tensor]:
+    """The tensors that one becomes."""
+    elements, layer = math.prod(shape), name.removesuffix(".weight")
+    if keep and len(shape) > 1 and shape[-1] % _GROUP == 0:
+        groups = (*shape[:-1], shape[-1] // _GROUP)
+        if bits := _AFFINE.get(kind):
+            scales = [
+                Tensor(f"{layer}.{part}", "F32", groups, elements // 8) for part in ("scales", "biases")
+            ]
+            return [Tensor(name, "U32", shape, elements * bits // 8), *scales]
+        if kind == _MXFP4:
+            codes = Tensor(name, "U32", shape, elements // 2)
+            return [codes, Tensor(f"{layer}.scales", "U8", groups, elements // _GROUP)]
+    return [Tensor(name, "F32", shape, elements * 4)]
 
 
 class _Skimmer:

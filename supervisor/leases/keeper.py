@@ -80,7 +80,12 @@ class LeaseKeeper:
         spec, settings = replica.model.spec, self._core.settings
         estimated: Estimate | None
         try:
-            estimated = estimate(spec.path, spec.dtype or settings.dtype, spec.context or settings.context)
+            estimated = estimate(
+                spec.path,
+                spec.dtype or settings.dtype,
+                spec.context or settings.context,
+                quantised=spec.quantised or settings.quantised,
+            )
         except ModelError:
             estimated = None  # its worker will say what is wrong with the files
         return tenant(replica, estimated, spec.max_rows or settings.max_rows)

@@ -11,6 +11,9 @@ from mlxhost.supervisor.estimate.estimate import Estimate
 from mlxhost.wire import control, data
 
 OUTPUT = 64
+# What a chunk of a small model takes on a quiet machine; on a busy one starting a chunk seems to be dear, and
+# the worker would take longer ones.
+GAP_MS = 50.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ def measure(path: Path, expected: Estimate) -> Measured:
             path,
             context=expected.context,
             dtype=expected.dtype,
+            max_gap_ms=GAP_MS,
             cache_ram_bytes=0,
             cache_disk_bytes=0,
         ) as worker,

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.tiny_models import build
 
-CONTEXT = 2048
+CONTEXT = 1024
 _WIDE: dict[str, Any] = {
     "hidden_size": 512,
     "num_hidden_layers": 4,
