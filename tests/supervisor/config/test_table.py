@@ -1,6 +1,7 @@
 """One table of options: every flag has a key and a variable, with one precedence, and the docs say so."""
 
 import argparse
+import ast
 import dataclasses
 import re
 import runpy
@@ -195,3 +196,17 @@ def test_the_reference_in_the_docs_is_that_of_the_code() -> None:
     made = runpy.run_path(str(Path(__file__).with_name("document.py")))
     text = made["DOCUMENT"].read_text()
     assert made["updated"](text) == text
+
+
+def test_every_option_is_read() -> None:
+    """A value that is accepted acts: each option's attribute is used outside the tables themselves."""
+    root = Path(effective.__file__).parents[1]
+    sources = [p for p in root.rglob("*.py") if p.name not in ("settings.py", "modelspec.py")]
+    used = {
+        node.attr
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    taken_apart = {"models", "path"}  # specifications, read by name in config.effective
+    assert {*FLEET, *MODEL} - taken_apart <= used
