@@ -76,6 +76,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     answers: dict[str, Answer] = {}  # by operation
     prefill_s: float = 0.0  # before a row's first token; the tick advances meanwhile
     hang_up_after: int | None = None  # close the control connection, go on serving
+    resident_bytes: int = 20_000_000  # what it says of its memory in READY
     grammar_error: str = ""  # why every row with a grammar is refused
     grammar_warning: str = ""  # what of every grammar cannot be enforced
 
@@ -178,7 +179,7 @@ class FakeWorker:
                     block_tokens=256,
                     dtype="float32",
                     weights_bytes=1_000_000,
-                    resident_bytes=20_000_000,
+                    resident_bytes=script.resident_bytes,
                     device_working_set=0,
                     max_rows=script.max_rows,
                     max_queued=script.max_queued,
