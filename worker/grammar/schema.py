@@ -48,6 +48,7 @@ _FORMATS = _words(
     "relative-json-pointer"
 )
 _COUNTS = _words("minItems maxItems minLength maxLength minProperties maxProperties")
+_LONGEST = 1000  # characters; half a second to compile
 _MAX_REFERENCES = 32  # how far references are followed while branches are merged
 
 
@@ -72,6 +73,7 @@ class _Walk:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._inlined: list[str] = []  # references that were written out around where the walk is
         self.notes: list[str] = []
 
     def schema(self, value: Any, path: str) -> Any:
@@ -82,13 +84,18 @@ class _Walk:
         for key in _COUNTS & schema.keys():  # 2.0 is an integer in JSON
             if isinstance(count := schema[key], float) and count.is_integer():
                 schema[key] = int(count)
-        schema = self._merged(schema, path)
+        outside = len(self._inlined)
+        schema = self._merged(schema)
         self._old_tuples(schema)
         self._give_type(schema)
         self._name_required(schema, path)
+        _leave_out_the_impossible(schema)
         _leave_room(schema)
+        _bound_length(schema)
         self._report(schema, path)
-        return self._inside(schema, path)
+        inside = self._inside(schema, path)
+        del self._inlined[outside:]
+        return inside
 
     def _inside(self, schema: Schema, path: str) -> Schema:
         """Subschemas, wherever the specification has them."""
@@ -107,7 +114,7 @@ class _Walk:
 
     # Rewrites, each to a schema that admits no more values
 
-    def _merged(self, schema: Schema, path: str) -> Schema:
+    def _merged(self, schema: Schema) -> Schema:
         """Without allOf, and without keywords beside $ref, anyOf and oneOf: those are moved inside."""
         for _ in range(_MAX_REFERENCES):
             beside = [k for k in schema if k in _TYPED or k in ("type", "enum", "const")]
@@ -115,7 +122,7 @@ class _Walk:
             if "allOf" in schema and isinstance(schema["allOf"], list):
                 parts = [{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]]
             elif "$ref" in schema and (beside or len(composed) > 1):
-                target = self._target(schema["$ref"])
+                target = self._inline(schema["$ref"])
                 if target is None:
                     return schema
                 parts = [{k: v for k, v in schema.items() if k != "$ref"}, target]
@@ -153,8 +160,8 @@ class _Walk:
             for _ in range(_MAX_REFERENCES):
                 if "$ref" not in part or not merged:
                     break
-                target = self._target(part["$ref"])
-                if target is None:
+                target = self._inline(part["$ref"])
+                if not isinstance(target, dict):
                     return None
                 part = _bare(target) | {k: v for k, v in part.items() if k != "$ref"}
             together = _both(merged, part)
@@ -203,6 +210,10 @@ class _Walk:
             self._note(path, "uniqueItems")
         if "allOf" in schema:
             self._note(path, "allOf (its parts cannot be merged)")
+        for key in ("$ref", "anyOf", "oneOf"):
+            beside = sorted((_TYPED | {"type", "enum", "const", "anyOf", "oneOf"}) & schema.keys() - {key})
+            if key in schema and beside:
+                self._note(path, f"{', '.join(beside)} beside {key}")
         if isinstance(ref := schema.get("$ref"), str) and self._target(ref) is None:
             self._note(path, f"$ref {ref!r} (only references inside the schema are followed)")
         pattern = schema.get("pattern")
@@ -226,6 +237,15 @@ class _Walk:
     def _note(self, path: str, what: str) -> None:
         self.notes.append(f"{what} at {path}")
 
+    def _inline(self, ref: Any) -> Any:
+        """What a reference points at, to be written in its place; None where that would never end."""
+        if ref in self._inlined:
+            return None
+        target = self._target(ref)
+        if target is not None:
+            self._inlined.append(ref)
+        return target
+
     def _target(self, ref: Any) -> Any:
         """What a reference inside the schema points at (RFC 6901); None for any other."""
         if ref == "#":
@@ -242,6 +262,35 @@ class _Walk:
             else:
                 return None
         return found
+
+
+def _leave_out_the_impossible(schema: Schema) -> None:
+    """Properties and branches that no value satisfies, which the compiler does not know."""
+    if properties := schema.get("properties"):
+        schema["properties"] = {name: sub for name, sub in properties.items() if sub is not False}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(key), list):
+            schema[key] = [branch for branch in branches if branch is not False] or branches
+
+
+def _bound_length(schema: Schema) -> None:
+    """Lengths as a pattern: by themselves they let raw control characters into a string, which JSON forbids.
+    A pattern takes time by the square of the length, so large ones stay as they are."""
+    kinds = schema.get("type")
+    if {"minLength", "maxLength"} & schema.keys() and not {
+        "pattern",
+        "format",
+        "enum",
+        "const",
+    } & schema.keys():
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        bounds = [bound for bound in (least, most) if bound is not None]
+        if not all(isinstance(bound, int) and 0 <= bound <= _LONGEST for bound in bounds):
+            return
+        if ("string" in kinds if isinstance(kinds, list) else kinds == "string") and bounds == sorted(bounds):
+            schema["pattern"] = f"^.{{{least},{'' if most is None else most}}}$"
+            schema.pop("minLength", None)
+            schema.pop("maxLength", None)
 
 
 def _leave_room(schema: Schema) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.grammars import schema_accepts
+from support.grammars import accepts, compiled, schema_accepts
 
 from mlxhost.worker.grammar.schema import prepare
 from mlxhost.worker.grammar.xgr import GrammarError
@@ -53,6 +53,11 @@ def notes(schema: Any) -> list[str]:
             [0, 6],
         ),
         ({"allOf": [{"type": "integer"}, {"type": "number", "maximum": 5}]}, [5], [6, 1.5]),
+        # Lengths, also among several types.
+        ({"type": ["string", "null"], "minLength": 2, "maxLength": 3}, ["é東", None], ["a", "abcd"]),
+        # What no value satisfies.
+        ({"anyOf": [False, {"type": "integer"}]}, [1], ["a"]),
+        ({**OBJECT, "properties": {"a": False, "b": {"type": "integer"}}}, [{"b": 1}], [{"a": 1}]),
         # What drafts before 2020-12 wrote.
         ({"items": [{"type": "integer"}], "additionalItems": False}, [[1]], [["a"], [1, 2]]),
     ],
@@ -117,6 +122,21 @@ def test_recursive_schemas_stay_recursive() -> None:
     assert not schema_accepts(tree, {"kids": [{}]})
     loop = {"allOf": [{"$ref": "#"}], "type": "integer"}
     assert notes(loop) != []
+
+
+def test_what_cannot_be_written_out_is_named() -> None:
+    """A reference that leads back to itself through keywords beside it is not followed for ever."""
+    resource = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/r"}], "minProperties": 1}
+    schema = {"$ref": "#/$defs/r", "$defs": {"r": {**OBJECT, "additionalProperties": resource}}}
+    assert any("beside" in note for note in notes(schema))
+
+
+def test_a_bounded_string_holds_no_raw_control_character() -> None:
+    """JSON forbids them; lengths by themselves would let them in."""
+    grammar = compiled("json_schema", json.dumps({"type": "string", "maxLength": 5}))
+    assert accepts(grammar, '"ab"')
+    assert not accepts(grammar, '"a\x06"')
+    assert not accepts(grammar, '"a\tb"')
 
 
 def test_annotations_and_nulls_change_nothing() -> None:
