@@ -3,10 +3,10 @@
 python bench/residency_soak.py --minutes 30 --workers fake
 python bench/residency_soak.py --minutes 30 --workers real
 
-Clients ask for models at random, some far more often than others: streams and whole answers, short and long;
-some hang up in the middle, now and then a worker is killed. Checked all the time: what is charged stays within
-the budget, no more models are resident than fit, no process is there that the fleet does not list. At the
-end: every request had exactly one outcome, and one that is allowed; no process is left; supervisor and
+Clients ask for models at random, some far more often than others, for streams and whole answers, short and
+long; some hang up in the middle, now and then a worker is killed. Checked all the time: what is charged stays
+within the budget, no more models are resident than fit, no process is there that the fleet does not list. At
+the end: every request had exactly one outcome, and one that is allowed; no process is left; supervisor and
 frontend hold no more open files than before. Exit 1 when one of these fails.
 """
 
@@ -208,11 +208,8 @@ def soak(args: argparse.Namespace, home: Path) -> int:
         clients = [Client(url, args.seed + i, tally, over) for i in range(args.clients)]
         for client in clients:
             client.start()
-        watch, end, next_kill = (
-            Watch(up, budget),
-            time.monotonic() + 60 * args.minutes,
-            time.monotonic() + KILL_S,
-        )
+        watch, end = Watch(up, budget), time.monotonic() + 60 * args.minutes
+        next_kill = time.monotonic() + KILL_S
         while time.monotonic() < end and up.process.poll() is None:
             watch.look()
             if time.monotonic() >= next_kill:
@@ -266,9 +263,8 @@ def report(
     ]
     for name in ("supervisor", "frontend"):
         files, memory = watch.growth(watch.fds[name]), watch.growth(watch.memory[name])
-        lines.append(
-            f"{name}: files {files[0]:.0f} -> {files[1]:.0f}, {memory[0] / 1e6:.0f} -> {memory[1] / 1e6:.0f} MB"
-        )
+        grown = f"{memory[0] / 1e6:.0f} -> {memory[1] / 1e6:.0f} MB"
+        lines.append(f"{name}: open files {files[0]:.0f} -> {files[1]:.0f}, {grown}")
         if files[1] > files[0] * 1.2 + 10:
             faults[f"{name}: files grow"] = int(files[1] - files[0])
     lines.append(f"exit code {code}, processes left {left}")
