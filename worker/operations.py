@@ -158,7 +158,15 @@ class Operations:
     # Running, pausing
 
     def _flush(self, ctl: Ctl) -> None:
-        self._flushes.begin(ctl.deadline_s, lambda report: self._reply(ctl, report))
+        def done(report: Result) -> None:
+            self._engine.publish()
+            if report["durable"]:
+                self._outlet.send(None, Reply(ctl.call_id, result=report))
+            else:
+                message = f"{report['missing']} of {report['entries']} records are not on disk"
+                self._outlet.send(None, Reply(ctl.call_id, "failed", message, report))
+
+        self._flushes.begin(ctl.deadline_s, done)
 
     def _pause(self, ctl: Ctl) -> Result | None:
         args = callargs.parse(ctl, callargs.Pause)
