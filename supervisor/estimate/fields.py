@@ -1,6 +1,6 @@
 """Typed access to config.json: a field that is absent has a default, one that makes no sense is an error."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Fields:
     def counts(self, name: str, length: int) -> list[int]:
         """A size for each layer: a list, or one number for all."""
         value = self.values.get(name)
-        if isinstance(value, Sequence) and not isinstance(value, str):
+        if isinstance(value, list):
             if len(value) < length:
                 raise self.bad(name, f"has {len(value)} entries for {length} layers")
             return [self._size(name, item) for item in value[:length]]
@@ -54,7 +54,7 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return []
-        if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.bad(name, "is not a list of names")
         if len(value) < length:
             raise self.bad(name, f"has {len(value)} entries for {length} layers")
@@ -63,7 +63,7 @@ class Fields:
     def indices(self, name: str) -> set[int]:
         """Layer numbers, as the config counts them."""
         value = self.values.get(name)
-        if not isinstance(value, Sequence) or isinstance(value, str):
+        if not isinstance(value, list):
             raise self.bad(name, "is not a list of layer numbers")
         return {self._size(name, item) for item in value}
 
