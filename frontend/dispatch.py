@@ -138,6 +138,7 @@ class Dispatcher:
                 limits=spec.limits,
                 priority=spec.priority,
                 client=spec.client,
+                cache_salt=spec.cache_salt,
                 session_id=spec.session_id,
                 grammar=spec.grammar,
                 trace=spec.trace,

@@ -27,6 +27,7 @@ class RowSpec:
     priority: int = 0
     client: str = ""
     session_id: str = ""
+    cache_salt: str = ""
     trace: str = ""
     hints: Hints = ANYWHERE
     grammar: Grammar | None = None

@@ -118,6 +118,7 @@ def row_specs(
                     priority=request.priority or 0,
                     client=client,
                     session_id=hints.session,
+                    cache_salt=request.cache_salt or "",
                     trace=trace,
                     hints=hints,
                     grammar=grammar,

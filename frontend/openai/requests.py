@@ -46,6 +46,7 @@ class GenerationRequest(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     bootstrap_room: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
     # Constraints: see openai.constraints.

@@ -112,7 +112,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 def test_rows_come_in_choice_order() -> None:
     """Choice index is prompt * n + i, seeds restart with each prompt, request ids are distinct."""
     specs = plan.row_specs(
-        request(n=2, seed=5, priority=1, prompt_cache_key="k", user="u"),
+        request(n=2, seed=5, priority=1, prompt_cache_key="k", cache_salt="c", user="u"),
         Defaults(),
         [([1, 2], 10), ([3], 20)],
         request_id="r",
@@ -127,6 +127,7 @@ def test_rows_come_in_choice_order() -> None:
         (1, 6, 20),
     ]
     assert len({s.request_id for s in specs}) == 4
+    assert [s.cache_salt for s in specs] == ["c"] * 4
     assert (specs[0].priority, specs[0].session_id, specs[0].client, specs[0].trace) == (1, "k", "127.0.0.1", "t")
 
 
