@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -219,3 +220,35 @@ def test_decisions_hold_no_busy_or_pinned_victim(tmp_path: Path, llama: Path) ->
                     assert not units[action["model"]]["pinned"]
         assert evicted >= 2
         assert len(decisions(up)) >= 4
+
+
+def test_a_worker_killed_while_it_flushes_frees_its_room(tmp_path: Path, llama: Path) -> None:
+    """Row 1, mid-flush: the model that waits for the room is loaded, and the killed one comes back when it is
+    asked for."""
+    script = {"a": {"answers": {"flush": {"delay_s": 30.0}}, "only_epoch": 1}}
+    more = {"script": script, "timing": {**RULES, "flush_s": 60.0}}
+    with serving(tmp_path, models(llama, "ab"), "--max-resident", "1", **more) as up:
+        pid = up.replica("a/0")["pid"]
+        stream = Stream(up.url(), "b", 2)
+        up.line("a/0: drained")
+        os.kill(pid, signal.SIGKILL)
+        assert stream.join(60).status == 200
+        assert up.replica("a/0")["state"] == "absent"
+        assert done(up, "load", "a") == ["a"]
+
+
+@pytest.mark.slow
+def test_real_models_that_cannot_both_fit_are_both_served(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    """Real workers: every swap ends with an answer, and from then on what was measured is charged."""
+    spec = f"a={tiny_models['llama']},b={tiny_models['qwen3']}"
+    command = [sys.executable, "-I", "-m", "mlxhost.worker"]
+    with Up(tmp_path, spec, "--max-resident", "1", worker_command=command, timing=RULES) as up:
+        up.url(60)
+        for name in "abab":
+            status, body, _ = answer_of(up, name, 8)
+            assert (status, body["usage"]["completion_tokens"]) == (200, 8)
+            assert resident(up) == name
+            assert standing(up)[name]["measured"]
+        assert done(up, "evict") == ["a", "b", "a"]
