@@ -16,6 +16,8 @@ from mlxhost.worker.kv.cuda import CudaSpanAttention
 
 # Many small attention calls starve a GPU, padding costs it little: rows share a pack up to twice the length.
 _GPU_PACKS = PackRule(ratio=2.0, floor=256)
+# On a CPU only building the graph is dearer for many packs, and a copy of long rows is dearer than that.
+_CPU_PACKS = PackRule(ratio=1.25, floor=64, limit=512)
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,9 @@ def detect() -> Backend:
     blas = use_fast_blas()
     if blas is None or not blas.patched:
         notes = (HINT,) if sys.platform == "linux" else ()
-        return Backend("cpu", "cpu", "float32", 16, 0, None, notes)
-    return Backend("cpu", f"cpu ({blas.name})", "float32", 16, 0, blas)
+        return Backend("cpu", "cpu", "float32", 16, 0, None, notes, StepShape(rule=_CPU_PACKS))
+    label = f"cpu ({blas.name})"
+    return Backend("cpu", label, "float32", 16, 0, blas, shape=StepShape(rule=_CPU_PACKS))
 
 
 def limit_memory(kind: str, memory_bytes: int, buffer_bytes: int, working_set: int) -> None:

@@ -186,22 +186,24 @@ class CudaSpanAttention:
             "threadgroup": (_THREADS, 1, 1),
         }
         if splits == 1:
-            (out,) = _whole()(**launch, output_shapes=[queries.shape], output_dtypes=[queries.dtype])
-            return out
+            whole: mx.array = _whole()(
+                **launch, output_shapes=[queries.shape], output_dtypes=[queries.dtype]
+            )[0]
+            return whole
         partial, norm = _split()(
             **launch,
             output_shapes=[(rows, heads, splits, dim), (rows, heads, splits, 2)],
             output_dtypes=[mx.float32, mx.float32],
         )
-        (out,) = _join()(
+        joined: mx.array = _join()(
             inputs=[partial, norm],
             template=[("T", queries.dtype), ("D", dim), ("SPLITS", splits)],
             grid=(dim, rows * heads, 1),
             threadgroup=(dim, 1, 1),
             output_shapes=[queries.shape],
             output_dtypes=[queries.dtype],
-        )
-        return out
+        )[0]
+        return joined
 
 
 def _splits(blocks: int, slots: int) -> int:

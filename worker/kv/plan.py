@@ -1,5 +1,6 @@
 """Which rows share a pack. Pure: lengths in, groups out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,16 +8,18 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class PackRule:
     """Rows share a pack while the longest is at most `ratio` times the shortest, lengths below `floor`
-    counting as `floor`. A ratio of 0 keeps every row by itself."""
+    counting as `floor`, and has no more than `limit` tokens, because a row that joins or leaves costs a copy
+    of its pack. A ratio of 0 keeps every row by itself."""
 
     ratio: float = 0.0
     floor: int = 1
+    limit: float = math.inf
 
     def fits(self, shortest: int, longest: int) -> bool:
-        return max(longest, self.floor) <= self.ratio * max(shortest, self.floor)
+        return longest <= self.limit and max(longest, self.floor) <= self.ratio * max(shortest, self.floor)
 
 
-EVERYTHING = PackRule(ratio=float("inf"))
+EVERYTHING = PackRule(ratio=math.inf)
 SINGLE_ROWS = PackRule()
 
 
