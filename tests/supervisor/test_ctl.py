@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.supervisor_up import Stream, mlxhost, serving, status_of, wait_for
@@ -115,23 +116,43 @@ def test_a_drain_overtaken_by_resume_is_told_so(tmp_path: Path, llama: Path) -> 
         assert stream.join().finish == "length"
 
 
+def report(flushed: int, missing: int = 0) -> dict[str, Any]:
+    """What a worker answers to flush."""
+    counts = ("pending_snapshots", "pending_spills", "dropped", "failed")
+    return {
+        "durable": not missing,
+        "flushed": flushed,
+        "missing": missing,
+        **dict.fromkeys(counts, 0),
+        "bytes": 2_000_000,
+        "entries": 512,
+        "longest_durable_prefix_tokens": 1024,
+        "elapsed_s": 0.25,
+    }
+
+
 def test_flush_prints_what_each_worker_says(tmp_path: Path, llama: Path) -> None:
-    """The figures are the workers' own; all models unless one is named."""
-    script = {"a": {"flush_result": {"tokens": 512}}, "b": {"flush_result": {"tokens": 0}}}
+    """The figures are the workers' own, a line for each; all models unless one is named."""
+    script = {"a": {"flush_result": report(512)}, "b": {"flush_result": report(0, missing=3)}}
     with serving(tmp_path, f"a={llama},b={llama}", script=script) as up:
-        assert up.ctl("flush").stdout.splitlines() == ["a/0 flushed: tokens 512", "b/0 flushed: tokens 0"]
-        assert up.ctl("flush", "a").stdout.splitlines() == ["a/0 flushed: tokens 512"]
+        header, a, b = (line.split() for line in up.ctl("flush").stdout.splitlines())
+        assert header[:4] == ["REPLICA", "DURABLE", "FLUSHED", "MISSING"]
+        assert a[:4] == ["a/0", "yes", "512", "0"]
+        assert b[:4] == ["b/0", "no", "0", "3"]
+        assert len(up.ctl("flush", "a").stdout.splitlines()) == 2
+        answers = json.loads(up.ctl("flush", "--json").stdout)["replicas"]
+        assert answers["a/0"]["result"] == report(512)
 
 
 @pytest.mark.slow
 def test_partly_failed_flush_exits_4_and_shows_both(tmp_path: Path, llama: Path) -> None:
     """One worker does not answer in time: the other's result is shown, the failure named."""
-    script = {"a": {"flush_result": {"tokens": 512}}, "b": {"late_reply_s": 60}}
+    script = {"a": {"flush_result": report(512)}, "b": {"late_reply_s": 60}}
     with serving(tmp_path, f"a={llama},b={llama}", script=script) as up:
-        done = up.ctl("flush", check=False)
+        done = up.ctl("flush", "--timeout", "3", check=False)
         assert done.returncode == 4
-        assert done.stdout == "a/0 flushed: tokens 512\n"
-        assert "b/0 did not answer flush within 10 s" in done.stderr
+        assert [line.split()[0] for line in done.stdout.splitlines()] == ["REPLICA", "a/0"]
+        assert "b/0 did not answer flush within 3 s" in done.stderr
 
 
 def test_a_death_fails_the_calls_that_wait_for_it(tmp_path: Path, llama: Path) -> None:
