@@ -4,8 +4,8 @@ PYTHONPATH=tests python bench/grammar.py rate MODEL_DIR     decode tokens/s at B
 PYTHONPATH=tests python bench/grammar.py memory             PSS at first use with a 262k vocabulary
 PYTHONPATH=tests python bench/grammar.py compile MODEL_DIR  seconds to compile, first and later
 
-`rate` runs the engine in this process, free rows and rows under a nested schema in turns, and prints medians
-of each and of the ratios within a turn.
+`rate` runs the engine in this process: free rows, rows under a nested schema, and the same with jumps over
+forced text, in turns. It prints medians of each and of the ratios within a turn.
 """
 
 import argparse
@@ -95,15 +95,23 @@ def rate(model: Path, turns: int, tokens: int, row_counts: list[int]) -> None:
     driver = Driver(loaded.model, loaded.vocab_size, model_card(model).eos_ids, grammars_of=model)
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
     decoded_rate(driver, 1, 8, grammar)  # compiled and warm
-    sys.stdout.write("| rows | free tok/s | constrained | ratio |\n|---|---|---|---|\n")
+    sys.stdout.write(
+        "| rows | free tok/s | constrained | ratio | jumping | gain |\n|---|---|---|---|---|---|\n"
+    )
     for rows in row_counts:
-        pairs = [
-            (decoded_rate(driver, rows, tokens, None), decoded_rate(driver, rows, tokens, grammar))
-            for _ in range(turns)
-        ]
-        free, constrained = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(c / f for f, c in pairs)
-        sys.stdout.write(f"| {rows} | {free:.1f} | {constrained:.1f} | {ratio:.3f} |\n")
+        turned = []
+        for _ in range(turns):
+            turn = [decoded_rate(driver, rows, tokens, None)]
+            for jumps in (False, True):
+                driver.engine.batch.jumps = jumps
+                turn.append(decoded_rate(driver, rows, tokens, grammar))
+            turned.append(turn)
+        free, constrained, jumping = (statistics.median(column) for column in zip(*turned, strict=True))
+        ratio = statistics.median(c / f for f, c, _ in turned)
+        gain = statistics.median(j / c for _, c, j in turned)
+        sys.stdout.write(
+            f"| {rows} | {free:.1f} | {constrained:.1f} | {ratio:.3f} | {jumping:.1f} | {gain:.2f} |\n"
+        )
         sys.stdout.flush()
     driver.grammars.close()
 
