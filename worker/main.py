@@ -92,7 +92,7 @@ def serve(boot: Boot, link: Link) -> None:
         residence.dtype,
         cache_dir=Path(config.cache_dir),
         ram_bytes=residence.cache_bytes,
-        disk_bytes=config.cache_disk_bytes,
+        disk_bytes=config.cache_disk_bytes if config.cache_dir else 0,
     )
     engine.memory = Memory(engine, residence, backend)
     engine.memory.obey(init.lease)
