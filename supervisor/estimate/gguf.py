@@ -77,7 +77,7 @@ def _parts(name: str, shape: tuple[int, ...], kind: int, keep: bool) -> list[Ten
                 Tensor(f"{layer}.{part}", "F32", groups, elements // 8) for part in ("scales", "biases")
             ]
             return [Tensor(name, "U32", shape, elements * bits // 8), *scales]
-        if kind == _MXFP4:
+        if kind == _MXFP4 and name != _EMBEDDING:
             codes = Tensor(name, "U32", shape, elements // 2)
             return [codes, Tensor(f"{layer}.scales", "U8", groups, elements // _GROUP)]
     return [Tensor(name, "F32", shape, elements * 4)]
