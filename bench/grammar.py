@@ -9,6 +9,7 @@ forced text, in turns. It prints medians of each and of the ratios within a turn
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -116,7 +118,7 @@ def rate(model: Path, turns: int, tokens: int, row_counts: list[int]) -> None:
     driver.grammars.close()
 
 
-def decoded_rate(driver: "Driver", rows: int, tokens: int, grammar: "Grammar | None") -> float:  # noqa: F821
+def decoded_rate(driver: Any, rows: int, tokens: int, grammar: Any) -> float:
     """Tokens a second from when all rows decode until each has `tokens` more."""
     from mlxhost.wire.data import Sampling
 
@@ -182,16 +184,14 @@ def first_use(directory: Path) -> None:
     from queue import SimpleQueue
 
     import mlx.core as mx
-    import msgspec  # noqa: F401
-    import zmq  # noqa: F401
 
     from mlxhost.wire.data import Grammar
     from mlxhost.worker.card import model_card
     from mlxhost.worker.events import Event
     from mlxhost.worker.grammar.waiting import Grammars
-    from mlxhost.worker.row import Row  # noqa: F401
-    from mlxhost.worker.stepper import Stepper  # noqa: F401
 
+    for module in ("zmq", "mlxhost.worker.stepper", "mlxhost.worker.link"):  # what a worker holds anyway
+        importlib.import_module(module)
     mx.eval(mx.zeros(1))
     me = psutil.Process()
     for use in ("first", "with the vocabulary in its file"):
@@ -220,7 +220,7 @@ def first_use(directory: Path) -> None:
             grammars.close()
 
 
-def _row(grammar: "Grammar") -> "Row":  # noqa: F821
+def _row(grammar: Any) -> Any:
     from mlxhost.wire.data import Add, Limits
     from mlxhost.worker.row import Row
 
