@@ -15,7 +15,7 @@ MAX_CHUNK = 2048
 _AGING_TOKENS_PER_S = 256.0
 _MEMORY = 0.85  # weight of what was learned before, at each chunk
 _PRIOR = 0.02  # weight of the shape known at the start, against one chunk
-_LEAST = (float(MIN_CHUNK), 1.0, 1e-5)  # the guess is no surer than this, in costs of a token
+_LEAST = (float(MIN_CHUNK), 1.0, 1e-3)  # the guess is no surer than this, in costs of a token
 _ATTENTION = 2e-4  # cost of a pair of tokens in that of a token, until it is measured
 _WORTH = 8.0  # a chunk is long enough once its tokens take so many times what starting it does...
 _SHORT_S = 0.05  # ...and this long
@@ -23,10 +23,12 @@ _SHORT_S = 0.05  # ...and this long
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that a chunk takes to start, and for each token of a short row."""
+    """Seconds that a chunk takes to start, and for each token of a short row; `longest` is how many tokens
+    the longest chunk had from which this is known."""
 
     start_s: float
     token_s: float
+    longest: int = 128
 
 
 def choose(rows: Sequence[Row], now: float) -> Row:
@@ -68,6 +70,7 @@ class ChunkSize:
         timing = timing or Timing(0.0, max_gap_s / 64)
         self._guess = [timing.start_s, timing.token_s, timing.token_s * _ATTENTION]
         self._model = list(self._guess)
+        self._longest = timing.longest  # chunk ever measured; the model says little of much longer ones
         self._moments = [[0.0] * 3 for _ in range(3)]
         self._seen = [0.0] * 3
 
@@ -81,19 +84,20 @@ class ChunkSize:
         budget = max(self.max_gap_s - step_s, self.max_gap_s / 4)
         budget = min(budget, max(_SHORT_S, (1 + _WORTH) * start))
         fits = _positive_root(pair / 2, token + pair * length, start - budget)
-        return max(MIN_CHUNK, min(MAX_CHUNK, int(fits)))
+        return max(MIN_CHUNK, min(MAX_CHUNK, 2 * self._longest, int(fits)))
 
     def seconds(self, tokens: int, length: int = 0) -> float:
         """What a chunk of `tokens` of a row that has `length` should take."""
         return sum(m * f for m, f in zip(self._model, _features(tokens, length), strict=True))
 
     def learn(self, tokens: int, seconds: float, length: int = 0) -> None:
-        """Take in what a chunk took. One that took far longer or shorter than expected counts as twice or
-        half of that, because a machine stumbles now and then."""
+        """Take in what a chunk took. One that took far longer or shorter than expected counts as four
+        times or half of that, because a machine stumbles now and then."""
         if tokens < MIN_CHUNK // 2 or seconds <= 0:
             return
         expected = self.seconds(tokens, length)
-        bounded = min(max(seconds, expected / 2), expected * 2)
+        bounded = min(max(seconds, expected / 2), expected * 4)
+        self._longest = max(self._longest, tokens)
         # Relative errors count, so that short chunks weigh as much as long ones.
         x = [f / bounded for f in _features(tokens, length)]
         for i in range(3):

@@ -35,7 +35,7 @@ class Prefill:
         profile: Profile | None,
         shorten: Callable[[Row, int], int] = lambda _, size: size,
     ) -> None:
-        """One chunk of `row` through `model`, while a decode step of `step_s` seconds is in flight (0: none);
+        """One chunk of `row` through `model`, between decode steps of `step_s` seconds (0: nobody decodes);
         `shorten` may make it end earlier.
 
         Raises whatever the model raises; the row's caches are of no use then.
@@ -53,7 +53,7 @@ class Prefill:
             row.prompt_logprobs += prompt_entries(logits[: len(targets)], targets, row.prompt_top)
         # Otherwise the logits are never evaluated: only what the caches need is computed.
         mx.eval(row.kv.arrays())
-        self.chunk_size.learn(size, time.monotonic() - started - step_s, done)
+        self.chunk_size.learn(size, time.monotonic() - started, done)
         self._turns.charge(row, size)
         if profile is not None:
             profile.lap("prefill", size)

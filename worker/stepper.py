@@ -8,6 +8,7 @@ fail alone, too, end with the error.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from mlxhost.wire.data import Finish
@@ -173,6 +174,10 @@ class Stepper:
         self._outcomes.emit(list(emitted.values()))
         if self.profile is not None:
             self.profile.lap("emit", len(emitted))
+        undone, self.batch.undone = self.batch.undone, []
+        for row in undone:
+            self._begin_again(row)
+            self._join_if_prefilled(row)
 
     def _taken(self, row: Row, token: Token) -> tuple[Row, list[Token]]:
         self.generated += 1
@@ -183,7 +188,10 @@ class Stepper:
         row = self._next_to_prefill()
         if row is None or not self.device.may_run(wait=self.batch.idle):
             return
-        step_s = 0.0 if self.batch.idle else self.batch.step_s
+        # The step in flight is done before the chunk is, and its tokens need not wait for it.
+        if not self.batch.idle:
+            self._take(self.batch.drain)
+        step_s = self.batch.step_s if self.batch.rows else 0.0
         try:
             self.prefill.run(row, self.model, step_s, self.profile, self.prefix.chunk)
         except Exception as error:
@@ -240,18 +248,22 @@ class Stepper:
             self._outcomes.end(rows, Finish.ERROR, f"the decode step failed: {error}")
             raise EngineFailure(f"{self._failures} decode steps failed, the last with: {error}")
         for row in rows:
-            self.prefix.drop(row)
-            row.rewind()
             row.suspect = True
-            row.kv = RowKV.new(self.model)
-            self.prefill.rows.append(row)
+            self._begin_again(row)
         release_memory()
         for row in rows:
             self._join_if_prefilled(row)
 
+    def _begin_again(self, row: Row) -> None:
+        """Its caches are of no use: they are made anew from its tokens. It has left the batch."""
+        self.prefix.drop(row)
+        row.rewind()
+        row.kv = RowKV.new(self.model)
+        self.prefill.rows.append(row)
+
     def _runs_alone(self, row: Row) -> bool:
         """Run one step of `row` by itself; False when it ended, with the error or by its token."""
-        alone = Batch(self.model, self._vocab_size, self._shape)
+        alone = Batch(self.model, self._vocab_size, replace(self._shape, narrow=False))
         alone.join(row, row.next_input)
         try:
             alone.advance()

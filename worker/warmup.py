@@ -31,7 +31,10 @@ def warm_up(model: Any, vocab_size: int) -> WarmUp:
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     row, short = _timed(model, vocab_size, MIN_CHUNK)
-    tokens, timing = MIN_CHUNK, Timing(_START_SHARE * short, (1 - _START_SHARE) * short / MIN_CHUNK)
+    tokens, timing = (
+        MIN_CHUNK,
+        Timing(_START_SHARE * short, (1 - _START_SHARE) * short / MIN_CHUNK, MIN_CHUNK),
+    )
     if short < _PATIENCE_S:
         del row
         row, long = _timed(model, vocab_size, _LONG)
@@ -55,7 +58,7 @@ def _split(short: float, long: float) -> Timing:
     """What starting a chunk takes and what a token does, from two chunks; within what can be."""
     token = (long - short) / (_LONG - MIN_CHUNK)
     token = min(max(token, 0.25 * long / _LONG), long / _LONG)
-    return Timing(max(0.0, short - MIN_CHUNK * token), token)
+    return Timing(max(0.0, short - MIN_CHUNK * token), token, _LONG)
 
 
 def _timed(model: Any, vocab_size: int, tokens: int) -> tuple[RowKV, float]:

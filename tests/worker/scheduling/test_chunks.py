@@ -39,9 +39,19 @@ def test_a_wrong_guess_is_corrected_within_a_few_chunks(off: float) -> None:
     assert max(took[6:]) <= GAP_S * 1.15
 
 
+def test_what_was_never_measured_is_approached_in_steps() -> None:
+    """A tiny model whose attention costs far more than guessed: chunks grow by doubling, not at a leap."""
+    machine = (0.005, 2e-5, 6e-7)
+    size = ChunkSize(GAP_S, Timing(machine[0], machine[1]))
+    took = prefill(size, 6000, machine, 0.002)
+    assert max(took) <= 2 * GAP_S
+    assert max(took[5:]) <= 1.15 * GAP_S
+
+
 def test_chunks_are_no_longer_than_pays() -> None:
     """Where starting a chunk costs little, a chunk is short, and those who wait wait less."""
-    cheap, dear = ChunkSize(GAP_S, Timing(0.001, 1e-4)), ChunkSize(GAP_S, Timing(0.02, 1e-4))
+    cheap = ChunkSize(GAP_S, Timing(0.001, 1e-4, longest=2048))
+    dear = ChunkSize(GAP_S, Timing(0.02, 1e-4, longest=2048))
     assert cheap.next(0.0) < dear.next(0.0)
     assert cheap.seconds(cheap.next(0.0)) == pytest.approx(0.05, rel=0.1)
 
