@@ -11,10 +11,11 @@ from mlxhost.worker.cache.disk import Disk
 from mlxhost.worker.cache.index import Kind, Node
 from mlxhost.worker.cache.keys import BLOCK_TOKENS, root_key, token_bytes
 from mlxhost.worker.cache.layout import Layout
-from mlxhost.worker.cache.store import RecordStore
+from mlxhost.worker.cache.store import RECORD_OVERHEAD, RecordStore
 
 ROOT = root_key("model", "scheme")
-BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 4 * 4  # keys and values, 2 heads, 4 values of 4 bytes
+# Keys and values of 2 heads with 4 values of 4 bytes, ids, and what is counted for the record itself.
+BLOCK_BYTES = 2 * 2 * BLOCK_TOKENS * 4 * 4 + 4 * BLOCK_TOKENS + RECORD_OVERHEAD
 
 
 def layout() -> Layout:

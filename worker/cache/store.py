@@ -22,6 +22,7 @@ from mlxhost.worker.cache.layout import Arrays, Layout
 
 log = logging.getLogger(__name__)
 
+RECORD_OVERHEAD = 512  # bytes of a record beside its arrays and tokens, so that empty ones count, too
 SPILL_CAP = 128 * 1024 * 1024  # bytes of records that have left the RAM tier and wait to be written
 BUSY_SHARE = 0.01  # of the time, for writing while rows run
 _IN_FLIGHT = 3  # writes handed to the disk thread at once while idle
@@ -74,7 +75,8 @@ class RecordStore:
 
     def insert(self, node: Node, kind: Kind, arrays: Arrays) -> None:
         """A new record, evaluated and independent of any row."""
-        record = self.index.put(node, kind, sum(a.nbytes for a in arrays))
+        size = sum(a.nbytes for a in arrays) + len(node.tokens) + RECORD_OVERHEAD
+        record = self.index.put(node, kind, size)
         record.arrays = arrays
         if self._disk is not None:
             self._dirty[record] = None
