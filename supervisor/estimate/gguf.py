@@ -61,6 +61,11 @@ def _config(values: Mapping[str, Any], tensors: list[tuple[str, tuple[int, ...],
     for theirs, ours in _CONFIG.items():
         if (value := values.get(f"{kind}.{theirs}")) is not None:
             config[ours] = value
+    pattern = values.get(f"{kind}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # which layers slide, one by one
+        pattern = pattern.index(False) + 1 if False in pattern else len(pattern) + 1
+    if pattern is not None:
+        config["sliding_window_pattern"] = pattern
     shapes = {name: shape for name, shape, _ in tensors}
     config["vocab_size"] = shapes.get(_EMBEDDING, (0,))[0]
     config["tie_word_embeddings"] = _HEAD not in shapes
