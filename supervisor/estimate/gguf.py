@@ -64,6 +64,8 @@ def _config(values: Mapping[str, Any], tensors: list[tuple[str, tuple[int, ...],
     pattern = values.get(f"{kind}.attention.sliding_window_pattern")
     if isinstance(pattern, list):  # which layers slide, one by one
         pattern = pattern.index(False) + 1 if False in pattern else len(pattern) + 1
+    if not config.get("sliding_window"):
+        pattern = 1  # every layer sees everything
     if pattern is not None:
         config["sliding_window_pattern"] = pattern
     shapes = {name: shape for name, shape, _ in tensors}
