@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import mlx.core as mx
 import pytest
-from support.engine_driver import Driver
+from support.engine_driver import Driver, Result
 from tokenizers import Tokenizer
 
 from mlxhost.wire import data
@@ -239,6 +239,19 @@ def test_a_row_set_aside_goes_on_exactly(driver: Driver, loaded: LoadedModel, di
     small.grammars.close()
     for handle in range(4):
         assert small.results[handle].tokens == driver.results[handle].tokens
+
+
+def test_choices_of_one_request_share_the_grammar_not_the_place(driver: Driver, tokenizer: Tokenizer) -> None:
+    """n > 1: each draws its own output, all of them valid; a bad grammar refuses each once."""
+    for first, grammar in ((1, data.Grammar("regex", "[ab]{8}")), (3, data.Grammar("regex", "["))):
+        driver.results[first + 1] = Result()
+        add(driver, first, grammar, seed=1, n=2, siblings=[first + 1])
+    settle(driver)
+    texts = [tokenizer.decode(driver.results[handle].tokens) for handle in (1, 2)]
+    assert all(re.fullmatch("[ab]{8}", text) for text in texts)
+    assert texts[0] != texts[1]
+    assert [driver.results[handle].terminals for handle in (3, 4)] == [1, 1]
+    assert all(driver.results[handle].reject is not None for handle in (3, 4))
 
 
 def test_logits_are_not_read_by_the_host(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
