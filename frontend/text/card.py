@@ -33,7 +33,8 @@ class Defaults(Struct, frozen=True):
         """These, with what the fleet says of the model in their place."""
         if not own:
             return self
-        return msgspec.convert(msgspec.structs.asdict(self) | {"do_sample": None} | dict(own), Defaults)
+        values = msgspec.structs.asdict(self) | {"do_sample": None} | dict(own)
+        return msgspec.convert(values, Defaults, strict=False)  # the wire carries a whole number as 3.0
 
 
 class _NamedTemplate(Struct):

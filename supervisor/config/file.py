@@ -23,6 +23,9 @@ from mlxhost.supervisor.modelspec import check_name
 from mlxhost.supervisor.nearby import nearby
 
 MAX_BYTES = 256 * 1024
+# tomllib takes time by the square of a dotted key's parts, which stand on one line.
+MAX_LINE = 8192
+MAX_PROBLEMS = 100  # nobody reads more at once
 SECTIONS = ("fleet", "models", "keys")
 _AT = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _AT_END = re.compile(r" \(at end of document\)$")
@@ -104,6 +107,11 @@ def _syntax(data: bytes, shown: str) -> tuple[str, dict[str, Any]]:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         raise Problems([Problem(shown, line, column, "", "is not UTF-8 here")]) from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > MAX_LINE:
+            raise Problems(
+                [Problem(shown, number, MAX_LINE + 1, "", f"is longer than {MAX_LINE} characters")]
+            )
     try:
         return text, tomllib.loads(text)
     except RecursionError:
@@ -126,7 +134,7 @@ class _Checker:
         self.problems: list[Problem] = []
 
     def document(self, tree: Mapping[str, Any]) -> Document:
-        for key in tree.keys() - set(SECTIONS):
+        for key in list(tree.keys() - set(SECTIONS))[:MAX_PROBLEMS]:
             known = key if key in FLEET else ""
             hint = "; it belongs under [fleet]" if known else nearby(key, SECTIONS)
             self._problem((key,), f"unknown key; there are the tables {', '.join(SECTIONS)}{hint}")
@@ -166,6 +174,8 @@ class _Checker:
             self._problem(path, f"must be a table, not {_shown(table)}")
             return found
         for key, value in table.items():
+            if len(self.problems) >= MAX_PROBLEMS:
+                break
             here = (*path, key)
             if key not in known:
                 names = [*known, *also]

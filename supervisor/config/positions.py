@@ -7,10 +7,14 @@ holds it to tomllib's view of the same document.
 
 import re
 import tomllib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 Path = tuple[str | int, ...]  # keys, and the index of an array's item
 Place = tuple[int, int]  # line and column, both from 1
+
+# Deeper keys are followed, but not noted: a name of 100,000 parts must not take memory by its square.
+MAX_DEPTH = 12
 
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _KEY = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'""")
@@ -31,6 +35,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.places: dict[Path, Place] = {}
         self._text, self._at = text, 0
+        self._lines = [0, *(found.end() for found in re.finditer("\n", text))]  # where each begins
         self._counts: dict[Path, int] = {}  # items so far of arrays of tables
 
     def document(self) -> None:
@@ -67,9 +72,11 @@ class _Reader:
         while True:
             self._blank()
             start = self._at
-            path = (*path, self._key())
-            self.places.setdefault(path, self._place(start))
-            path = step(path)
+            key = self._key()
+            if len(path) < MAX_DEPTH:
+                path = (*path, key)
+                self.places.setdefault(path, self._place(start))
+                path = step(path)
             dot = _DOT.match(self._text, self._at)
             if not dot:
                 return path
@@ -85,8 +92,10 @@ class _Reader:
         self._blank()
         if self._take("["):
             for index in self._until("]"):
-                self.places[*path, index] = self._place(self._at)
-                self._value((*path, index))
+                item = (*path, index)
+                if len(item) <= MAX_DEPTH:
+                    self.places[item] = self._place(self._at)
+                self._value(item)
         elif self._take("{"):
             for _ in self._until("}"):
                 self._pair(path)
@@ -119,4 +128,5 @@ class _Reader:
         return found
 
     def _place(self, at: int) -> Place:
-        return self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        line = bisect_right(self._lines, at)
+        return line, at - self._lines[line - 1] + 1

@@ -91,3 +91,4 @@ def test_the_fleets_sampling_defaults_come_before_the_models_own() -> None:
     own = Defaults(do_sample=False, temperature=0.6, top_k=20)
     assert own.overlaid({"temperature": 0.2, "top_p": 0.9}) == Defaults(None, 0.2, 0.9, 20)
     assert own.overlaid({}) == own
+    assert own.overlaid({"top_k": 3.0}) == Defaults(None, 0.6, None, 3)

@@ -67,6 +67,7 @@ def test_operations_answer_as_ctl_does_and_only_this_user_may_call(tmp_path: Pat
         assert ask(up, "GET", "/v1/models")[0] == 200
 
 
+@pytest.mark.slow
 def test_news_come_before_the_answer(tmp_path: Path, llama: Path) -> None:
     """A drain that waits tells how many are left, a line each, then answers."""
     script = {"step_ms": 50, "length": 100}
@@ -79,6 +80,7 @@ def test_news_come_before_the_answer(tmp_path: Path, llama: Path) -> None:
         assert stream.join().finish == "length"
 
 
+@pytest.mark.slow
 def test_a_deadline_is_kept(tmp_path: Path, llama: Path) -> None:
     """504 when the drain is not over in time; it goes on."""
     script = {"step_ms": 50, "length": 200}
@@ -91,6 +93,7 @@ def test_a_deadline_is_kept(tmp_path: Path, llama: Path) -> None:
         wait_for(lambda: up.replica("m/0")["state"] == "drained")
 
 
+@pytest.mark.slow
 def test_the_socket_outlives_a_frontend(tmp_path: Path, llama: Path) -> None:
     """After one of two is killed the other answers, and so does its successor."""
     with serving(tmp_path, f"m={llama}", "--frontends", "2") as up:
@@ -136,6 +139,7 @@ def test_over_tcp_only_the_admin_key_operates(tmp_path: Path, llama: Path) -> No
         assert hashlib.sha256(value.encode()).hexdigest() not in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, llama: Path, host: str) -> None:
     """Without one it is refused with both ways out; --without-keys lets it be."""
@@ -149,6 +153,7 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, llama: Path, h
         assert up.status()["accepting"]
 
 
+@pytest.mark.slow
 def test_an_aborted_request_says_so_to_its_client(tmp_path: Path, llama: Path) -> None:
     """`aborted`, not to be retried, with what had come; not worker_lost."""
     from support import real_fleet

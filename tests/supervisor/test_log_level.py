@@ -30,6 +30,7 @@ def test_the_level_holds_from_the_start_live_and_for_later_processes(tmp_path: P
         assert levels(up.ctl("log-level", "frontend", "info").stdout) == {"frontend/0": "debug"}
 
 
+@pytest.mark.slow
 def test_the_supervisor_logs_what_its_level_lets_through(tmp_path: Path, llama: Path) -> None:
     """At debug each control call is told; at error the drain of a model is not."""
     with serving(tmp_path, f"m={llama}") as up:

@@ -89,10 +89,19 @@ def test_all_mistakes_are_told_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x = " + "[" * 10_000, "x" * (file.MAX_BYTES + 1), "[a" + ".b" * 20_000 + "]"]
+    "text",
+    [
+        "x = " + "[" * 5_000,
+        "x" * (file.MAX_BYTES + 1),
+        "[a" + ".b" * 20_000 + "]",
+        "\n".join(["[a" + ".b" * 4_000 + "]"] * 2),
+        "\n".join(f"k{i} = 1" for i in range(20_000)),
+        "[fleet]\nx = [\n" + "1,\n" * 80_000 + "]",
+    ],
+    ids=["nested", "large", "long line", "deep keys", "many keys", "long list"],
 )
 def test_a_hostile_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
-    """Deep nesting, endless keys and a huge file end in Problems."""
+    """Deep nesting, endless keys, many keys and a huge file end in Problems, and soon."""
     path = tmp_path / "mlxhost.toml"
     path.write_text(text)
     with pytest.raises(file.Problems):

@@ -64,6 +64,7 @@ def test_models_come_go_and_change_while_others_are_not_touched(tmp_path: Path, 
         assert fleet.reload(fleet.file.read_text())["changed"] is False
 
 
+@pytest.mark.slow
 def test_live_changes_need_no_new_process(tmp_path: Path, llama: Path) -> None:
     """An alias, routing, a log level and a replica more, then less."""
     with configured(tmp_path / "home", model("a", llama, "replicas = 2")) as fleet:
@@ -80,6 +81,7 @@ def test_live_changes_need_no_new_process(tmp_path: Path, llama: Path) -> None:
         assert status_of(fleet.up.url(), "x") == 404
 
 
+@pytest.mark.slow
 def test_a_replica_that_retires_finishes_its_stream(tmp_path: Path, llama: Path) -> None:
     """Two streams on two replicas; one replica less; both streams end whole."""
     script = {"a": {"step_ms": 50, "length": 100}}
@@ -92,6 +94,7 @@ def test_a_replica_that_retires_finishes_its_stream(tmp_path: Path, llama: Path)
         assert [stream.join().finish for stream in streams] == ["length", "length"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -117,6 +120,7 @@ def test_a_broken_file_changes_nothing_and_says_why(
         assert status_of(fleet.up.url(), "a") == 200
 
 
+@pytest.mark.slow
 def test_what_needs_a_restart_is_named_and_flags_still_hold(tmp_path: Path, llama: Path) -> None:
     """`frontends` waits; the port of the flag is stronger than the file's, so that does not differ."""
     with configured(tmp_path / "home", model("a", llama)) as fleet:
@@ -125,6 +129,7 @@ def test_what_needs_a_restart_is_named_and_flags_still_hold(tmp_path: Path, llam
         assert "frontends = 2 needs a restart of the fleet (now 1)" in fleet.up.ctl("reload").stdout
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_load_fails_alone(tmp_path: Path, llama: Path) -> None:
     """The reload exits 4 with the reason; what else differed is applied, and a serves on."""
     script = {"bad": {"boot_error": ["bad_model", "its head is missing"]}}
@@ -147,6 +152,7 @@ def test_sighup_reloads_a_fleet_without_a_terminal(tmp_path: Path, llama: Path) 
         assert [status_of(fleet.up.url(), name) for name in ("a", "b")] == [200, 200]
 
 
+@pytest.mark.slow
 def test_keys_of_a_reload_hold_at_once(tmp_path: Path, llama: Path) -> None:
     """Without a key first, with one after, also for a frontend that starts later."""
     with configured(tmp_path / "home", model("a", llama)) as fleet:
@@ -166,6 +172,7 @@ def test_keys_of_a_reload_hold_at_once(tmp_path: Path, llama: Path) -> None:
         assert status_of(url, "a") == 401
 
 
+@pytest.mark.slow
 def test_reloads_at_once_come_one_after_the_other(tmp_path: Path, llama: Path) -> None:
     """Ten signals while the file changes leave the fleet as the last file says."""
     with configured(tmp_path / "home", model("a", llama)) as fleet:

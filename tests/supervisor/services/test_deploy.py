@@ -86,6 +86,7 @@ def answers(port: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proxy", [nginx, caddy], ids=["nginx", "caddy"])
 def test_a_stream_passes_the_proxy_as_it_is_made(
     tmp_path: Path, tiny_models: dict[str, Path], proxy: Proxy

@@ -122,6 +122,7 @@ class FakeSystemctl:
         return [line.split()[1] for line in found]
 
 
+@pytest.mark.slow
 def test_install_is_idempotent_and_uninstall_undoes_it(tmp_path: Path) -> None:
     """The second install changes nothing; another file restarts; uninstall stops and removes."""
     systemctl = FakeSystemctl(tmp_path / "bin")
