@@ -1,5 +1,6 @@
 """The tiers: what stays in RAM, what is written when, what a bad disk costs."""
 
+import random
 import shutil
 import subprocess
 import time
@@ -7,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.records import BLOCK_BYTES, block, flush, store, until, value
+from support.records import BLOCK_BYTES, ROOT, block, flush, store, until, value
 
 from mlxhost.worker.cache import store as store_module
-from mlxhost.worker.cache.index import Kind
+from mlxhost.worker.cache.index import Kind, Node
+from mlxhost.worker.cache.keys import BLOCK_TOKENS, token_bytes
 from mlxhost.worker.cache.store import RecordStore
 
 
@@ -268,3 +270,60 @@ def test_a_retry_comes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "model").unlink()
     until(made, lambda: made.missing == 0)
     assert made.counters.spills == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_and_states_stay_true_whatever_happens(tmp_path: Path, seed: int) -> None:
+    """Random inserts, touches, pins, reads, losses of files, shrinks and flushes: every byte stays counted,
+    no record is in two places, and what is in RAM has the value it was given."""
+    rng = random.Random(seed)
+    made = store(tmp_path, ram_blocks=6, spills=3, cap=20 * BLOCK_BYTES)
+    pinned: list[Node] = []
+    for step in range(300):
+        nodes = list(made.index.nodes.values())
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                parent = rng.choice(nodes) if nodes and rng.random() < 0.5 else None
+                node = made.index.find(parent.key if parent else ROOT, token_bytes([step] * BLOCK_TOKENS))
+                assert node is None
+                block(made, step, parent.key if parent else ROOT, parent.stop if parent else 0)
+            case 3 if nodes:
+                made.touch(made.index.chain(rng.choice(nodes)))
+            case 4 if nodes:
+                made.read([r for r in rng.choice(nodes).records.values() if r.arrays is None])
+            case 5 if nodes and len(pinned) < 5:
+                pinned.append(rng.choice(nodes))
+                made.pin([pinned[-1]], 1)
+            case 6 if pinned:
+                made.pin([pinned.pop(rng.randrange(len(pinned)))], -1)
+            case 7 if nodes:
+                made.forget(rng.choice(nodes))
+            case 8:
+                made.shrink(rng.randrange(2, 7) * BLOCK_BYTES)
+        made.pump(busy=rng.random() < 0.5)
+        if step % 50 == 49:
+            flush(made)
+        check_sums(made)
+    for path in files(tmp_path)[::2]:
+        path.unlink()
+    flush(made)
+    check_sums(made)
+
+
+def check_sums(made: RecordStore) -> None:
+    records = [r for n in made.index.nodes.values() for r in n.records.values()]
+    ram, spilled, dirty = set(made._ram), set(made._spilled), set(made._dirty)
+    assert not ram & spilled
+    assert dirty <= ram
+    assert (made.ram_bytes, made.spill_bytes) == (
+        sum(r.nbytes for r in ram),
+        sum(r.nbytes for r in spilled),
+    )
+    assert made.ram_bytes <= made.ram_cap
+    assert made.disk_bytes == sum(r.nbytes for r in records if r.on_disk)
+    assert made._pinned_bytes == sum(r.nbytes for r in ram if r.node.pins)
+    assert {r for r in records if r.arrays is not None} == ram | spilled
+    assert made.index.tokens == sum(r.node.length for r in records)
+    for record in ram | spilled:
+        number = int.from_bytes(record.node.tokens[:4], "little")
+        assert value(record.node) == number
