@@ -42,6 +42,12 @@ _NAMES = {
     "mlp.switch_mlp.up_proj": "ffn_up_exps",
     "mlp.switch_mlp.down_proj": "ffn_down_exps",
 }
+_MIXTRAL_NAMES = _NAMES | {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.switch_mlp.gate_proj": "ffn_gate_exps",
+    "block_sparse_moe.switch_mlp.up_proj": "ffn_up_exps",
+    "block_sparse_moe.switch_mlp.down_proj": "ffn_down_exps",
+}
 _GEMMA_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -194,6 +200,14 @@ TINY: dict[str, Tiny] = {
     "llama": Tiny("llama", {"model_type": "llama", "tie_word_embeddings": False}, interleaved=True),
     "llama with biases": Tiny(
         "llama", {"model_type": "llama", "attention_bias": True, "mlp_bias": True}, interleaved=True
+    ),
+    "mixtral": Tiny(
+        "llama",
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"expert_count": 4, "expert_used_count": 2},
+        head_dim=HIDDEN // HEADS,
+        interleaved=True,
+        names=_MIXTRAL_NAMES,
     ),
     "mistral3": Tiny("mistral3", {"model_type": "mistral"}, interleaved=True),
     "ministral": Tiny(

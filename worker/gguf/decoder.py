@@ -82,6 +82,16 @@ class Decoder:
             "ffn_down": Projection("mlp.down_proj", (self.hidden, feed_forward)),
         }
 
+    def experts(self, name: str, count: int, feed_forward: int) -> dict[str, Projection]:
+        """A mixture of `count` gated MLPs, stacked, and the router to them, under `name`."""
+        stack = f"{name}.switch_mlp"
+        return {
+            "ffn_gate_inp": Projection(f"{name}.gate", (count, self.hidden)),
+            "ffn_gate_exps": Projection(f"{stack}.gate_proj", (count, feed_forward, self.hidden)),
+            "ffn_up_exps": Projection(f"{stack}.up_proj", (count, feed_forward, self.hidden)),
+            "ffn_down_exps": Projection(f"{stack}.down_proj", (count, self.hidden, feed_forward)),
+        }
+
     def norms(self) -> dict[str, Norm]:
         """The norms before attention and before the MLP."""
         return {

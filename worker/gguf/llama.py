@@ -1,4 +1,4 @@
-"""Llama and Mistral: `llama` (which Mistral 7B and Mistral Small are, too) and `mistral3` (Ministral 3)."""
+"""Llama and Mistral: `llama` (Mistral 7B, Small and Mixtral, too) and `mistral3` (Ministral 3)."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,11 @@ _TEMPERATURE = "attention.temperature_scale"
 
 
 def llama(header: Header) -> Plan:
-    """The plan of an architecture `llama` file. Raises ModelError."""
-    return _plan(header, read_decoder(header))
+    """The plan of an architecture `llama` file: a Mixtral when it has experts. Raises ModelError."""
+    decoder = read_decoder(header, knows=("expert_count",))
+    if header.metadata.values.get("llama.expert_count", 0):
+        return _mixtral(header, decoder)
+    return _plan(header, decoder)
 
 
 def mistral3(header: Header) -> Plan:
@@ -48,6 +51,32 @@ def mistral3(header: Header) -> Plan:
         "rope_parameters": parameters,
     }
     return planned
+
+
+def _mixtral(header: Header, decoder: Decoder) -> Plan:
+    metadata = header.metadata
+    experts = metadata.count("llama.expert_count")
+    used = metadata.count("llama.expert_used_count")
+    if used > experts:
+        raise metadata.bad("llama.expert_used_count", f"is {used} of {experts} experts")
+    if decoder.head_dim * decoder.heads != decoder.hidden:
+        raise unsupported(metadata, f"experts, and heads whose size {decoder.head_dim} is given apart")
+    feed_forward = metadata.count("llama.feed_forward_length")
+    projections = decoder.attention(interleaved=True) | decoder.experts(
+        "block_sparse_moe", experts, feed_forward
+    )
+    tensors, config = tensors_and_config(header, decoder, decoder.norms(), projections)
+    if config["rope_scaling"] is not None:
+        raise unsupported(metadata, "experts together with rope scaling")
+    config |= {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": feed_forward,
+        "num_local_experts": experts,
+        "num_experts_per_tok": used,
+        "hidden_act": "silu",
+    }
+    return Plan(config, tensors)
 
 
 def _plan(header: Header, decoder: Decoder) -> Plan:

@@ -1,6 +1,6 @@
 """Qwen: `qwen2`, `qwen3` and `qwen3moe`. The rows of q and k are in Hugging Face's order in all of them."""
 
-from mlxhost.worker.gguf.decoder import Projection, read_decoder, tensors_and_config
+from mlxhost.worker.gguf.decoder import read_decoder, tensors_and_config
 from mlxhost.worker.gguf.header import Header
 from mlxhost.worker.gguf.plan import Plan, unsupported
 
@@ -48,12 +48,7 @@ def qwen3moe(header: Header) -> Plan:
     # llama.cpp's default, from before the key was written.
     default = max(1, metadata.count("qwen3moe.feed_forward_length", used) // used)
     each = metadata.count("qwen3moe.expert_feed_forward_length", default)
-    projections = decoder.attention() | {
-        "ffn_gate_inp": Projection("mlp.gate", (experts, decoder.hidden)),
-        "ffn_gate_exps": Projection("mlp.switch_mlp.gate_proj", (experts, each, decoder.hidden)),
-        "ffn_up_exps": Projection("mlp.switch_mlp.up_proj", (experts, each, decoder.hidden)),
-        "ffn_down_exps": Projection("mlp.switch_mlp.down_proj", (experts, decoder.hidden, each)),
-    }
+    projections = decoder.attention() | decoder.experts("mlp", experts, each)
     tensors, config = tensors_and_config(header, decoder, decoder.norms() | decoder.head_norms(), projections)
     config |= {
         "architectures": ["Qwen3MoeForCausalLM"],

@@ -50,7 +50,7 @@ def test_llama_config_holds_the_metadata(tmp_path: Path) -> None:
     [
         ({"general.architecture": "mamba"}, "unsupported_architecture", r"'mamba' .*supported: gemma3"),
         ({"general.type": "adapter"}, "bad_model", "type 'adapter'"),
-        ({"llama.expert_count": 8}, "unsupported_architecture", "mixture of 8 experts"),
+        ({"llama.expert_count": 8}, "bad_model", "expert_used_count is missing"),
         ({"llama.logit_scale": 0.5}, "unsupported_architecture", "logit_scale"),
         ({"llama.attention.causal": False}, "unsupported_architecture", "not causal"),
         ({"llama.rope.dimension_count": 8}, "unsupported_architecture", "dimension_count differs"),
