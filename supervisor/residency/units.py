@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
+from mlxhost.supervisor.leases.shrink import Rung
 from mlxhost.supervisor.residency.facts import Phase, Unit
 from mlxhost.supervisor.state import ALIVE, WAS_READY, Goal, Model, Replica, State
 
+# Orders to shrink that follow one which was not enough.
+_OVERDUE = (Rung.DROP_PREFIXES.order, Rung.PAUSE.order)
 # How long a model that was loaded for requests counts as busy though none has reached it yet.
 OWED_SECONDS = 5.0
 
@@ -35,7 +38,7 @@ def unit(model: Model, need: int, ttl_s: float, now: float) -> Unit:
         model.name,
         phase,
         need=need * len(replicas),
-        holds=sum(max(need, r.held_bytes) for r in counted),
+        holds=sum(_holds(r, need) for r in counted),
         busy=running or owed or phase is Phase.LOADING,
         # What the operator has drained stays as it is: it is neither evicted nor served.
         pinned=model.pinned or model.goal is Goal.DRAIN,
@@ -44,6 +47,13 @@ def unit(model: Model, need: int, ttl_s: float, now: float) -> Unit:
         since=since,
         used=now if running else used,
     )
+
+
+def _holds(replica: Replica, need: int) -> int:
+    """What is charged. Under a lease, what a worker takes beyond its need is lent: it is asked back as soon
+    as another model needs the room, and counts only when it does not come back."""
+    lent = bool(replica.lease.memory_bytes) and replica.lease.shrink not in _OVERDUE
+    return need if lent else max(need, replica.held_bytes)
 
 
 def _phase(model: Model, replicas: list[Replica], taking: list[Replica]) -> Phase:
