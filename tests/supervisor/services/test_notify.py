@@ -74,7 +74,7 @@ def test_a_fleet_tells_ready_once_it_serves_feeds_the_watchdog_and_tells_its_end
     manager: tuple[socket.socket, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """STATUS while it loads, READY=1 when everything is ready, WATCHDOG=1 in time, STOPPING=1 on SIGTERM."""
+    """STATUS while it loads, READY=1 when all is ready, WATCHDOG=1 in time, RELOADING=1, STOPPING=1."""
     bound, address = manager
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     monkeypatch.setenv("WATCHDOG_USEC", "600000")
@@ -93,6 +93,10 @@ def test_a_fleet_tells_ready_once_it_serves_feeds_the_watchdog_and_tells_its_end
         assert any(line.endswith(": 1 ready") for line in told)
         for process in up.descendants():
             assert "NOTIFY_SOCKET" not in process.environ()
+        at = len(told)
+        up.signal(signal.SIGHUP)  # there is no file to read again: told to the manager all the same
+        wait_for(lambda: "READY=1" in read()[at:], 20)
+        assert any(line.startswith("RELOADING=1\nMONOTONIC_USEC=") for line in told[at:])
         up.signal(signal.SIGTERM)
         wait_for(lambda: "STOPPING=1" in read(), 20)
         assert up.exit_code() == 0
