@@ -107,8 +107,8 @@ def _syntax(data: bytes, shown: str) -> tuple[str, dict[str, Any]]:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         raise Problems([Problem(shown, line, column, "", "is not UTF-8 here")]) from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if len(line) > MAX_LINE:
+    for number, content in enumerate(text.split("\n"), start=1):
+        if len(content) > MAX_LINE:
             raise Problems(
                 [Problem(shown, number, MAX_LINE + 1, "", f"is longer than {MAX_LINE} characters")]
             )
