@@ -18,6 +18,8 @@ from mlxhost.worker.kv.cuda import CudaSpanAttention
 _GPU_PACKS = PackRule(ratio=2.0, floor=256)
 # On a CPU only building the graph is dearer for many packs, and a copy of long rows is dearer than that.
 _CPU_PACKS = PackRule(ratio=1.25, floor=64, limit=512)
+# A CPU passes over a vocabulary slowly; a GPU sorts it slowly.
+_CPU_SHAPE = StepShape(rule=_CPU_PACKS, narrow=True, jumps_apart=True)
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def detect() -> Backend:
     blas = use_fast_blas()
     if blas is None or not blas.patched:
         notes = (HINT,) if sys.platform == "linux" else ()
-        return Backend("cpu", "cpu", "float32", 16, 0, None, notes, StepShape(rule=_CPU_PACKS))
+        return Backend("cpu", "cpu", "float32", 16, 0, None, notes, _CPU_SHAPE)
     label = f"cpu ({blas.name})"
-    return Backend("cpu", label, "float32", 16, 0, blas, shape=StepShape(rule=_CPU_PACKS))
+    return Backend("cpu", label, "float32", 16, 0, blas, shape=_CPU_SHAPE)
 
 
 def limit_memory(kind: str, memory_bytes: int, buffer_bytes: int, working_set: int) -> None:

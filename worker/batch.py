@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxhost.wire.data import Finish
 from mlxhost.worker.kv import RowKV, StepCaches, StepShape
 from mlxhost.worker.logprobs import TopEntries
 from mlxhost.worker.penalties import History
@@ -64,6 +65,8 @@ class Batch:
         self._in_flight: Step | None = None
         self.jumps = True  # run ahead over forced text
         self._quiet = 0  # steps since the last jump
+        self.undone: list[Row] = []  # rows that left because a draw of theirs did not stand: to begin again
+        self._void: set[int] = set()  # of them, those in the step in flight
         self.step_s = 0.0  # smoothed seconds from a step's launch to its tokens
         self.profile: Profile | None = None
 
@@ -101,7 +104,10 @@ class Batch:
         if self._changed:
             self._compose()
             histories = [History(row.prompt, row.output) for row in self.rows]
-            self._sampler = Sampler([row.sampling for row in self.rows], self._vocab_size, histories)
+            # Grammars follow a draw at once, so theirs have to stand.
+            narrow = self._shape.narrow and not any(row.constraint is not None for row in self.rows)
+            settings = [row.sampling for row in self.rows]
+            self._sampler = Sampler(settings, self._vocab_size, histories, narrow=narrow)
             self._changed = False
         logits = self._model(self._register[:, None], cache=self._caches.views())[:, -1]
         self._caches.stepped()
@@ -139,6 +145,8 @@ class Batch:
             return None
         from mlxhost.worker.grammar import flat, jump
 
+        if self._in_flight is not None and self._in_flight.drawn.lacking is not None:
+            return None
         self._quiet += 1
         if self._quiet > _JUMPS_EXPECTED and self._quiet % _LOOKS_EVERY:
             return None
@@ -198,6 +206,7 @@ class Batch:
         in_step = self._in_flight.rows if self._in_flight else ()
         lost = list({id(r): r for r in (*in_step, *self.rows)}.values())
         self._in_flight = None
+        self._void.clear()
         self.leave(self.rows)
         return lost
 
@@ -209,7 +218,21 @@ class Batch:
             self.profile.lap("wait", len(before.rows))
         took = time.monotonic() - before.launched
         self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
-        return list(zip(before.rows, tokens, strict=True))
+        void, self._void = self._void, set()
+        lacking = [False] * len(tokens) if before.drawn.lacking is None else before.drawn.lacking.tolist()
+        taken = []
+        for row, token, undone in zip(before.rows, tokens, lacking, strict=True):
+            if id(row) in void or row.finish != Finish.RUNNING:
+                continue
+            if not undone:
+                taken.append((row, token))
+                continue
+            # What it drew was fed already: only its tokens so far are still right.
+            self.leave([row])
+            row.sampling = replace(row.sampling, wide=True)
+            self.undone.append(row)
+            self._void.add(id(row))
+        return taken
 
     def _allowed(self, logits: mx.array) -> mx.array | None:
         """What the rows may draw; None when none of them is constrained. Their grammars follow the step in
@@ -225,7 +248,9 @@ class Batch:
     def _compose(self) -> None:
         """Lay out the present rows, in the order in which they are stored."""
         by_kv = {id(row.kv): i for i, row in enumerate(self.rows)}
-        self._caches = self._caches.composed([row.kv for row in self.rows if row.kv is not None])
+        apart = self._shape.jumps_apart and any(row.constraint is not None for row in self.rows)
+        rows = [row.kv for row in self.rows if row.kv is not None]
+        self._caches = self._caches.composed(rows, apart=apart)
         order = [by_kv[id(kv)] for kv in self._caches.rows]
         if order != list(range(len(order))):
             self.rows = [self.rows[i] for i in order]

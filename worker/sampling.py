@@ -5,6 +5,8 @@ Each filter comes down to a threshold on the scaled logits, so no vocabulary is 
   min_p  keeps p >= min_p * p_max           <=>  x >= x_max + ln(min_p)
   top_k  keeps the k largest                <=>  x >= k-th largest (by partition)
   top_p  keeps the smallest set of mass p   <=>  x >= t, t found by bisection on the mass above t
+Rows with a filter can be drawn in a list of their likeliest tokens instead (narrow.py), which on a CPU is
+several times cheaper; `Drawn.lacking` tells where that list was too short for the draw to stand.
 
 The draw is Gumbel-max: argmax(x + g) is distributed as softmax(x) (Gumbel 1954; Maddison et al. 2014). The
 noise g is a hash of (seed, position, token id), so a draw depends on nothing else: not on the batch, its
@@ -20,6 +22,7 @@ import mlx.core as mx
 
 from mlxhost.wire.data import Sampling
 from mlxhost.worker.logprobs import gather
+from mlxhost.worker.narrow import WIDTH, Filters, likeliest
 from mlxhost.worker.penalties import NO_PENALTY, History, Penalties, Penalty, bias_matrix
 
 # Bisection halves an interval of at most this many nats (weights below e^-40 are zero in float32 terms)...
@@ -40,10 +43,12 @@ class Drawn:
     chosen: mx.array | None = None
     top_ids: mx.array | None = None
     top: mx.array | None = None
+    lacking: mx.array | None = None  # (rows,) bool: where true, the token must not be used
 
     def arrays(self) -> list[mx.array]:
         """Everything to evaluate."""
-        return [a for a in (self.tokens, self.chosen, self.top_ids, self.top) if a is not None]
+        every = (self.tokens, self.chosen, self.top_ids, self.top, self.lacking)
+        return [a for a in every if a is not None]
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class RowSampling:
     xtc_threshold: float = 0.1
     logprobs: bool = False
     top_logprobs: int = 0
+    wide: bool = False  # its filters have kept more than a list of likeliest tokens holds
 
     @classmethod
     def of(cls, sampling: Sampling) -> "RowSampling":
@@ -85,14 +91,26 @@ class RowSampling:
     def greedy(self) -> bool:
         return self.temperature <= 0.0
 
+    @property
+    def narrow(self) -> bool:
+        """Whether a list of the likeliest tokens may hold all that its filters keep."""
+        filtered = self.min_p > 0 or self.top_p < 1 or self.top_k > 0
+        return self.greedy or (filtered and self.top_k < WIDTH and not self.wide)
+
 
 class Sampler:
     """The rows' sampling parameters as device columns; rebuilt only when rows join or leave."""
 
     def __init__(
-        self, rows: Sequence[RowSampling], vocab_size: int, histories: Sequence[History] = ()
+        self,
+        rows: Sequence[RowSampling],
+        vocab_size: int,
+        histories: Sequence[History] = (),
+        *,
+        narrow: bool = False,
     ) -> None:
-        """`histories` holds one entry a row, or none when no row has produced or penalises anything."""
+        """`histories` holds one entry a row, or none when no row has produced or penalises anything. With
+        `narrow`, draws may be `lacking`."""
         self._rows = rows
         self._penalties = None
         if any(r.penalty.active for r in rows):
@@ -108,6 +126,14 @@ class Sampler:
         self._greedy = mx.array([r.greedy for r in rows])
         self._inverse_temperature = _column([1.0 if r.greedy else 1.0 / r.temperature for r in rows])
         drawn = [r for r in rows if not r.greedy]
+        self._filters = None
+        if narrow and all(r.narrow for r in rows):
+            # Greedy rows keep one token.
+            self._filters = Filters.of(
+                [0.0 if r.greedy else r.min_p for r in rows],
+                [1 if r.greedy else max(r.top_k, 0) for r in rows],
+                [1.0 if r.greedy else r.top_p for r in rows],
+            )
         self._min_p = None
         if any(r.min_p > 0 for r in drawn):
             self._min_p = _column([math.log(r.min_p) if r.min_p > 0 else -math.inf for r in rows])
@@ -148,24 +174,39 @@ class Sampler:
         if self._penalties is not None:
             assert last is not None
             logits = self._penalties.apply(logits, positions, last)
-        tokens = self._choose(logits, positions)
+        tokens, lacking = self._choose(logits, positions)
         if not self._logprobs:
-            return Drawn(tokens)
-        return Drawn(tokens, *gather(raw, tokens, self._top_logprobs))
+            return Drawn(tokens, lacking=lacking)
+        return Drawn(tokens, *gather(raw, tokens, self._top_logprobs), lacking=lacking)
 
-    def _choose(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+    def _choose(self, logits: mx.array, positions: Sequence[int]) -> tuple[mx.array, mx.array | None]:
+        """The tokens, and where they do not stand."""
         greedy = mx.argmax(logits, axis=-1).astype(mx.uint32)
         if self._all_greedy:
-            return greedy
+            return greedy, None
         x = logits.astype(mx.float32) * self._inverse_temperature
+        if self._filters is not None:
+            drawn, lacking = self._choose_narrow(x, positions, self._filters)
+            if self._some_greedy:
+                drawn, lacking = mx.where(self._greedy, greedy, drawn), lacking & ~self._greedy
+            return drawn, lacking
         kept = self._filter(x)
         if self._xtc:
             kept = self._exclude_top_choices(kept, positions)
-        keys = mx.array(
-            [_key(r.seed, p) for r, p in zip(self._rows, positions, strict=True)], dtype=mx.uint32
-        )
-        drawn = mx.argmax(kept + gumbel(keys, self._ids), axis=-1).astype(mx.uint32)
-        return mx.where(self._greedy, greedy, drawn) if self._some_greedy else drawn
+        drawn = mx.argmax(kept + gumbel(self._keys(positions), self._ids), axis=-1).astype(mx.uint32)
+        return (mx.where(self._greedy, greedy, drawn) if self._some_greedy else drawn), None
+
+    def _choose_narrow(
+        self, x: mx.array, positions: Sequence[int], filters: Filters
+    ) -> tuple[mx.array, mx.array]:
+        found = likeliest(x, filters)
+        kept = self._exclude_top_choices(found.values, positions) if self._xtc else found.values
+        best = mx.argmax(kept + gumbel(self._keys(positions), found.ids), axis=-1, keepdims=True)
+        return mx.take_along_axis(found.ids, best, axis=-1)[:, 0], found.lacking
+
+    def _keys(self, positions: Sequence[int]) -> mx.array:
+        pairs = zip(self._rows, positions, strict=True)
+        return mx.array([_key(row.seed, position) for row, position in pairs], dtype=mx.uint32)
 
     def _filter(self, x: mx.array) -> mx.array:
         """`x` with -inf where a filter drops the token."""
@@ -199,7 +240,7 @@ class Sampler:
 
 
 def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
-    """Gumbel noise (rows, n) float32 for `keys` (rows, 2) uint32 and token `ids` (1, n) uint32.
+    """Gumbel noise (rows, n) float32 for `keys` (rows, 2) uint32 and token `ids` (1 or rows, n) uint32.
 
     Two rounds of a 32-bit mixing function (lowbias32, Wellons 2018) over the id and both key halves. The
     uniform is taken small where the noise is large, so the upper tail is exact to 2^-32.

@@ -13,8 +13,10 @@ from support.tiny_models import FAMILIES
 
 from mlxhost.wire import data
 from mlxhost.wire.data import Finish
+from mlxhost.worker import narrow, sampling
 from mlxhost.worker.kv import PackRule, StepShape
 from mlxhost.worker.models.load import LoadedModel
+from mlxhost.worker.stepper import Stepper
 
 MARGIN = 1e-4  # below this distance of the two best logits, rounding may pick either
 
@@ -110,6 +112,35 @@ def test_seeded_rows_draw_the_same_alone_and_in_any_company(llama: LoadedModel) 
     assert run([4, 2, 0, 3, 1]) == together
     for handle in range(len(settings)):
         assert run([handle])[handle] == together[handle]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-next"])
+def test_a_draw_that_did_not_stand_is_made_again(
+    family: str, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows whose filters keep more than the list of likeliest tokens holds give what whole-vocabulary draws
+    give, in company and to the last token."""
+    loaded = load(tiny_models[family])
+    settings = [data.Sampling(temperature=1.0 + 0.3 * i, top_p=0.6 + 0.1 * i, seed=i) for i in range(4)]
+    rows = prompts(4, seed=9)
+
+    def run(shape: StepShape) -> list[list[int]]:
+        engine = driver(loaded, shape=shape)
+        for handle, prompt in enumerate(rows):
+            engine.add(handle, prompt, 30, sampling=settings[handle])
+        engine.run()
+        return [engine.results[handle].tokens for handle in range(4)]
+
+    expected = run(StepShape())
+    begun_again = []
+    begin_again = Stepper._begin_again
+    monkeypatch.setattr(
+        Stepper, "_begin_again", lambda self, row: (begun_again.append(row), begin_again(self, row))
+    )
+    monkeypatch.setattr(narrow, "WIDTH", 16)
+    monkeypatch.setattr(sampling, "WIDTH", 16)
+    assert run(StepShape(narrow=True)) == expected
+    assert begun_again
 
 
 def test_unset_seeds_differ(llama: LoadedModel) -> None:

@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import pytest
 
+from mlxhost.worker import narrow, sampling
 from mlxhost.worker.penalties import History, Penalty
 from mlxhost.worker.sampling import RowSampling, Sampler, gumbel
 
@@ -65,6 +66,33 @@ def test_draws_follow_the_filtered_distribution(row: RowSampling) -> None:
     # Wilson-Hilferty approximation of the chi-square quantile at 1 - 1e-6 (z = 4.75).
     limit = freedom * (1 - 2 / (9 * freedom) + 4.75 * math.sqrt(2 / (9 * freedom))) ** 3
     assert chi2 < max(limit, 30)
+
+
+@pytest.mark.parametrize("width", [8, 32, 1024])
+def test_a_short_list_gives_the_same_draws_or_says_that_it_lacks_something(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with filters, beside a greedy one, drawn in a list of the likeliest tokens: where `lacking` is
+    false the token is the whole vocabulary's; it is true wherever more is kept than the list holds."""
+    monkeypatch.setattr(narrow, "WIDTH", width)
+    monkeypatch.setattr(sampling, "WIDTH", width)
+    xtc = RowSampling(1.5, 1.0, 0, 0.1, 9, xtc_probability=0.5, xtc_threshold=0.1)
+    rows = [*(row for row in CASES if row.narrow), xtc, RowSampling(0.0, 0.5, 3, 0.1, 1)]
+    lists, whole = Sampler(rows, VOCAB, narrow=True), Sampler(rows, VOCAB)
+    stood = 0
+    for step in range(40):
+        x = [logits(50 + step) for _ in rows]
+        short, full = (s.draw(mx.array(x), [step] * len(rows)) for s in (lists, whole))
+        assert short.lacking is not None
+        lacking = short.lacking.tolist()
+        for i, row in enumerate(rows):
+            if not lacking[i]:
+                stood += 1
+                assert short.tokens[i].item() == full.tokens[i].item(), (step, i)
+            else:
+                assert not row.greedy
+                assert sum(p > 0 for p in reference(x[i], row)) >= width - 1
+    assert stood > 40
 
 
 def test_greedy_rows_take_the_largest_logit_beside_sampled_rows() -> None:

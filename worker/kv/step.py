@@ -29,6 +29,8 @@ class StepShape:
     batching: Batching = Batching.PACKS
     rule: PackRule = SINGLE_ROWS
     kernel: SpanAttention | None = None  # attention over padded packs without a mask, where there is one
+    narrow: bool = False  # draws are made in short lists of the likeliest tokens (see narrow.py)
+    jumps_apart: bool = False  # rows that run ahead over forced text need caches of their own
 
 
 @dataclass
@@ -65,22 +67,22 @@ class StepCaches:
         self._where = [(pack, i) for pack in packs for i in range(pack.size)]
         self._views: list[Any] = self.rows[0].caches if len(self.rows) == 1 else self._make_views()
 
-    def composed(self, rows: Sequence[RowKV]) -> "StepCaches":
+    def composed(self, rows: Sequence[RowKV], *, apart: bool = False) -> "StepCaches":
         """The caches of a composition with exactly `rows`, in an order of its own (its `rows`). Rows of
-        this one that are not among them get theirs back."""
+        this one that are not among them get theirs back. With `apart`, none share a pack."""
         wanted = set(map(id, rows))
         for row in self.rows:
-            if id(row) not in wanted or len(rows) == 1:
+            if id(row) not in wanted or len(rows) == 1 or apart:
                 row.release()
         if len(rows) > 1:
-            composed = self._together(rows)
+            composed = self._together(rows, SINGLE_ROWS if apart else self._rule(rows[0]))
         else:
             composed = StepCaches(self._shape, rows, [_alone(row) for row in rows])
         # Rows that left refer to this; referring to them as well would keep both until a collection.
         self.rows = []
         return composed
 
-    def _together(self, rows: Sequence[RowKV]) -> "StepCaches":
+    def _together(self, rows: Sequence[RowKV], rule: PackRule) -> "StepCaches":
         # A row that is whole joins, even if it was here before: it may have been elsewhere since.
         joining = [row for row in rows if row.whole]
         lent = {id(row) for row in rows} - set(map(id, joining))
@@ -88,7 +90,7 @@ class StepCaches:
         present = [[next(members) for _ in range(pack.size)] for pack in self._packs]
         stay = [[i for i, row in enumerate(pack) if id(row) in lent] for pack in present]
         lengths = [[p.lengths[i] for i in kept] for p, kept in zip(self._packs, stay, strict=True)]
-        groups = plan(lengths, [row.length for row in joining], self._rule(rows[0]))
+        groups = plan(lengths, [row.length for row in joining], rule)
         order, packs = [], []
         for group in groups:
             inside = [present[p][i] for p in group.packs for i in stay[p]]
