@@ -219,7 +219,9 @@ class Batch:
         took = time.monotonic() - before.launched
         self.step_s = took if self.step_s == 0 else 0.8 * self.step_s + 0.2 * took
         void, self._void = self._void, set()
-        lacking = [False] * len(tokens) if before.drawn.lacking is None else before.drawn.lacking.tolist()
+        lacking: Any = [False] * len(tokens)
+        if before.drawn.lacking is not None:
+            lacking = before.drawn.lacking.tolist()
         taken = []
         for row, token, undone in zip(before.rows, tokens, lacking, strict=True):
             if id(row) in void or row.finish != Finish.RUNNING:
