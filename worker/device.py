@@ -41,6 +41,7 @@ class Device(Protocol):
     def may_run(self, *, wait: bool) -> bool: ...
     def ran(self) -> None: ...
     def stepped(self) -> None: ...
+    def weigh(self, weight: float) -> None: ...
 
 
 class Alone:
@@ -54,6 +55,9 @@ class Alone:
 
     def stepped(self) -> None:
         """Nobody to tell."""
+
+    def weigh(self, weight: float) -> None:
+        """All turns are its own."""
 
 
 @dataclass
@@ -71,7 +75,8 @@ class Turns:
 
     def __init__(self, path: str, weight: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = Counts()
-        self._weight, self._clock = max(weight, 1e-3), clock
+        self._clock = clock
+        self.weigh(weight)
         self._asked = self._began = 0.0
         self._holds = False
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -121,6 +126,10 @@ class Turns:
     def stepped(self) -> None:
         """A decode step ended, and another one follows."""
         self._numbers[self._row + _STEPPED] = self._clock()
+
+    def weigh(self, weight: float) -> None:
+        """Its share of the turns from now on, relative to the others'."""
+        self._weight = max(weight, 1e-3)
 
     def close(self) -> None:
         """Leave; what is held falls free."""

@@ -196,6 +196,7 @@ class Engine:
                         self._refuse(row, error)
             case control.Lease():
                 self.threads.lease(event.cpu_threads)
+                self.stepper.device.weigh(event.weight)
                 if self.memory is not None:
                     self.memory.obey(event)
             case control.Ctl():
