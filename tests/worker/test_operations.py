@@ -98,14 +98,14 @@ def test_pause_wait_finishes_what_runs_and_queues_the_rest(worker: WorkerProcess
 
 
 def test_pause_abort_ends_running_rows_and_keeps_waiting_ones(worker: WorkerProcess) -> None:
-    """Four running rows end with ABORT; the one that waited runs after resume."""
+    """Four running rows end with CANCELLED; the one that waited runs after resume."""
     for handle in range(1, 5):
         worker.add(handle, PROMPT, 3000)
     worker.add(5, PROMPT, 5)
     until_load(worker, running=4, waiting=1)
     assert worker.call("pause", mode="abort").result == {"mode": "paused", "aborted": 4, "waiting": 1}
     ended = worker.collect({1, 2, 3, 4})
-    assert {finish for _, finish in ended.values()} == {Finish.ABORT}
+    assert {finish for _, finish in ended.values()} == {Finish.CANCELLED}
     worker.call("resume")
     assert len(worker.collect({5})[5][0]) == 5
 
@@ -356,9 +356,9 @@ def test_requests_are_aborted_by_id(worker: WorkerProcess) -> None:
     until_load(worker, running=3)
     done = worker.call("abort", requests=["one", "three"]).result
     assert done == {"aborted": ["one-0", "one-1"], "not_found": ["three"]}
-    assert {f for _, f in worker.collect({1, 2}).values()} == {Finish.ABORT}
+    assert {f for _, f in worker.collect({1, 2}).values()} == {Finish.CANCELLED}
     assert worker.call("abort", all=True).result["aborted"] == ["two-0"]
-    assert worker.collect({3})[3][1] == Finish.ABORT
+    assert worker.collect({3})[3][1] == Finish.CANCELLED
     assert worker.call("abort").code == "invalid"
 
 
