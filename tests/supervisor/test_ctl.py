@@ -29,10 +29,11 @@ def test_status_is_a_table_and_json(tmp_path: Path, llama: Path) -> None:
         assert replica["memory_bytes"] > 0
         lines = up.ctl("status").stdout.splitlines()
         assert lines[0].startswith(f"fleet {up.status()['fleet']} on {up.url()}, up ")
-        assert " ".join(lines[2].split()) == (
+        assert lines[1].startswith("2 of 2 models resident, ")
+        assert " ".join(lines[3].split()) == (
             "MODEL REPLICA STATE PID UPTIME RESTARTS IN FLIGHT QUEUED KV USED TOK/S MEMORY THREADS"
         )
-        assert [line.split()[:3] for line in lines[3:]] == [
+        assert [line.split()[:3] for line in lines[4:]] == [
             ["a", "0", "ready"],
             ["a", "1", "ready"],
             ["b", "0", "ready"],

@@ -138,7 +138,7 @@ def test_fleet_message_lists_frontends_once_they_can_be_dialled() -> None:
     first.state, first.reason = State.FAILED, "gone"
     message = fleet_message(state)
     assert [(f.slot, f.epoch, f.endpoint) for f in message.frontends] == [("frontend/0", 3, "ipc:///d")]
-    assert [r.state for r in message.models[0].replicas] == ["failed", "unloaded"]
+    assert [r.state for r in message.models[0].replicas] == ["failed", "absent"]
     assert (message.models[0].reason, message.models[0].aliases) == ("gone", ["other"])
 
 
