@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 
 from mlxhost.worker.cache.index import Kind, Node
-from mlxhost.worker.cache.join import joined
 from mlxhost.worker.kv import RowKV
 from mlxhost.worker.kv.kinds import Kind as Layer
 from mlxhost.worker.kv.kinds import kind_of
@@ -134,10 +133,12 @@ class Layout:
         """Put the first `position` tokens of `nodes` (a chain from the root) into fresh leaves, with room for
         `room` tokens in all where layers grow; the arrays to evaluate."""
         touched: list[mx.array] = []
-        takes = [min(node.stop, position) - node.start for node in nodes]
         for g, group in enumerate(self.groups[Kind.KV]):
-            spans = [_array(node, Kind.KV, g) for node in nodes]
-            for (i, leaf), value in zip(group.leaves, joined(spans, takes, max(room, position)), strict=True):
+            pad = max(0, room - position)
+            spare = [mx.zeros((group.shape[0], pad, *group.shape[1:]), group.dtype)] if pad else []
+            for j, (i, leaf) in enumerate(group.leaves):
+                pieces = [_array(n, Kind.KV, g)[j][:, : position - n.start] for n in nodes]
+                value = mx.concatenate(pieces + spare, axis=1)[None]
                 setattr(parts[i], str(leaf), value)
                 parts[i].offset = position
                 touched.append(value)
