@@ -129,8 +129,16 @@ class Stepper:
             self.prefill.rows.remove(row)
             orphaned(self.prefill.rows, row)
         self.batch.leave([row])
-        record(row)
+        self._record(record, row)
         row.kv = None
+
+    def _record(self, record: Callable[[Row], object], row: Row) -> None:
+        """What goes wrong with records costs only them."""
+        try:
+            record(row)
+        except Exception as error:
+            log.error("the prefix cache failed: %s", error, exc_info=error)
+            self.prefix.drop(row)
 
     def _make_room(self) -> None:
         """Before a step: rows leave until the others have room for it."""
@@ -202,7 +210,7 @@ class Stepper:
         finally:
             self.device.ran()
         self.ticks += 1
-        self.prefix.passed(row)
+        self._record(self.prefix.passed, row)
         self._join_if_prefilled(row)
 
     def _next_to_prefill(self) -> Row | None:
@@ -211,7 +219,13 @@ class Stepper:
         waiting: list[Row] = []  # for the disk
         while row := self.prefill.choose(time.monotonic(), waiting):
             before = row.prefilled
-            if not self.prefix.begin(row, self.model):
+            try:
+                restored = self.prefix.begin(row, self.model)
+            except Exception as error:
+                log.error("a restore failed: %s", error, exc_info=error)
+                self._outcomes.end([row], Finish.ERROR, f"the prefix cache failed: {error}")
+                return None
+            if not restored:
                 waiting.append(row)
                 continue
             if row.to_prefill and (self.batch.idle or row.prefilled == before):

@@ -12,8 +12,10 @@ from support.loading import load
 
 from mlxhost.wire import data
 from mlxhost.wire.data import Finish
+from mlxhost.worker.cache.prefix import PrefixCache
 from mlxhost.worker.errors import EngineFailure
 from mlxhost.worker.models.load import LoadedModel
+from mlxhost.worker.row import Row
 
 POISON = 401
 MARGIN = 1e-4
@@ -153,3 +155,29 @@ def test_a_model_that_fails_whenever_rows_run_together_ends_the_worker(llama: Lo
         engine.add(handle, prompt(handle), 40)
     with pytest.raises(EngineFailure, match="poisoned"):
         engine.run()
+
+
+def test_a_prefix_cache_that_fails_costs_only_what_it_would_have_saved(llama: LoadedModel) -> None:
+    """Records that cannot be made are none; a restore that raises fails the row that asked for it."""
+
+    class Broken(PrefixCache):
+        def passed(self, row: Row) -> None:
+            raise OSError("no records")
+
+        def ended(self, row: Row) -> None:
+            raise OSError("no records")
+
+        def begin(self, row: Row, model: Any) -> bool:
+            if row.prompt[0] == POISON:
+                raise OSError("no restore")
+            return True
+
+    engine = Driver(llama.model, llama.vocab_size)
+    engine.engine.stepper.prefix = Broken()
+    for handle in range(2):
+        engine.add(handle, prompt(handle), 30)
+    engine.add(9, [POISON, *prompt(9)], 30)
+    engine.run()
+    assert_undisturbed(engine, llama, range(2), 30)
+    assert engine.results[9].finish == Finish.ERROR
+    assert "no restore" in engine.results[9].detail
