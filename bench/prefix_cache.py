@@ -23,7 +23,7 @@ from support.worker_harness import WorkerProcess
 
 from mlxhost.wire import control, data
 
-CONVERSATION, TURN = 4096, 64
+TURN = 64
 SHARED, STREAMS = 1000, 8
 WAIT_S = 600.0
 
@@ -34,6 +34,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("parts", nargs="*", help="default: all")
+    parser.add_argument("--conversation", type=int, default=4096, metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads of each worker")
     args = parser.parse_args()
@@ -101,7 +102,7 @@ def turn(args: argparse.Namespace, directory: Path) -> None:
     with Client(args, directory) as client:
         client.ask(words(300, 0), 4)
         for i in range(args.rounds):
-            conversation = words(CONVERSATION, 100 + i)
+            conversation = words(args.conversation, 100 + i)
             _, _, answer, _ = client.ask(conversation, 32)
             prompt = conversation + answer + words(TURN, 200 + i)
             settle(client)
@@ -112,14 +113,14 @@ def turn(args: argparse.Namespace, directory: Path) -> None:
             equal = "equal" if tokens == reference else "DIFFERENT"
             tell(f"  {cached} of {len(prompt)} cached: {warm[-1]:.3f} s warm, {cold[-1]:.3f} s cold, {equal}")
             assert none == 0
-    ratio(f"second turn of {TURN} tokens after {CONVERSATION}", warm, cold)
+    ratio(f"second turn of {TURN} tokens after {args.conversation}", warm, cold)
 
 
 def restart(args: argparse.Namespace, directory: Path) -> None:
     """A flush, kill -9, a new process, the second turn."""
     cold, warm = [], []
     for i in range(args.rounds):
-        conversation = words(CONVERSATION, 300 + i)
+        conversation = words(args.conversation, 300 + i)
         with Client(args, directory, f"before-{i}") as client:
             _, _, answer, _ = client.ask(conversation, 32)
             report = client.worker.call("flush", deadline_s=60).result
