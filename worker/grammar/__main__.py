@@ -1,8 +1,11 @@
 """`python -I -m mlxhost.worker.grammar TOKENIZER.json CACHE VOCAB_SIZE STOP_IDS`: the compiler process.
 
 A grammar comes from a stranger, and compiling it takes whatever time, stack and memory it is made to take. So
-that happens here, where it can be killed. The vocabulary is read from the file CACHE, which is written first
-if it is not there. Then it answers requests on stdin by replies on stdout (`messages`), until stdin ends.
+it is compiled here first, where it can be killed; what compiles within the limits is compiled again in the
+worker, because serialising a compiled grammar takes ten times as long as making it.
+
+The vocabulary is read from the file CACHE, which is written first if it is not there. Then requests on stdin
+are answered by replies on stdout (`messages`), until stdin ends.
 """
 
 import os
@@ -20,7 +23,7 @@ from mlxhost.worker.grammar.messages import Failed, Job, Reply, Result, Up, read
 from mlxhost.worker.grammar.schema import prepare
 from mlxhost.worker.grammar.vocabulary import read_pieces
 
-MEMORY_BYTES = 1536 * 1024 * 1024  # beyond what the vocabulary takes
+MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the vocabulary takes
 _RECURSION = 2000  # levels of nesting that fit on the stack
 
 
@@ -80,7 +83,7 @@ def _compile(vocabulary: xgr.Vocabulary, frame: bytes, said: BinaryIO) -> Reply:
         notes += [
             xgr.plain(line).removeprefix("Warning: ") for line in said.read().decode().splitlines() if line
         ]
-        return Result(compiled.dump(), list(dict.fromkeys(notes)))
+        return Result(value, list(dict.fromkeys(notes)))
     except xgr.GrammarError as error:
         return Failed(str(error))
     except MemoryError:

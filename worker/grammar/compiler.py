@@ -16,7 +16,7 @@ from pathlib import Path
 from mlxhost.wire.control import ModelCard
 from mlxhost.wire.data import Grammar
 from mlxhost.worker.grammar.helper import Cancelled, Helper, Tokenizer
-from mlxhost.worker.grammar.xgr import Compiled, GrammarError, Vocabulary
+from mlxhost.worker.grammar.xgr import Compiled, GrammarError, Vocabulary, compile_grammar
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ IDLE_S = 30.0  # after which a compiler process ends and gives its memory back
 CACHE_BYTES = 64 * 1024 * 1024
 _CACHE_ENTRIES = 256
 _PROCESSES = 2
+_STACK_BYTES = 32 * 1024 * 1024  # of a pool thread: more than a compiler process has, whatever the platform
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -99,7 +100,9 @@ class Compiler:
             if len(shared.queue) > self._idle and len(self._threads) < self._most:
                 thread = threading.Thread(target=self._work, name="grammar", daemon=True)
                 self._threads.append(thread)
+                before = threading.stack_size(_STACK_BYTES)
                 thread.start()
+                threading.stack_size(before)
             shared.changed.notify()
         return None
 
@@ -166,7 +169,8 @@ class Compiler:
     def _compile(self, helper: Helper, key: Key) -> Outcome:
         try:
             result = helper.compile(*key, limit_s=self._limit_s)
-            return Outcome(Compiled.load(result.compiled, self._vocabulary_here()), tuple(result.notes))
+            compiled = compile_grammar(self._vocabulary_here(), key[0], result.value)
+            return Outcome(compiled, tuple(result.notes))
         except GrammarError as error:
             return Outcome(error=str(error))
         except Exception as error:  # whatever it is, the rows that wait must hear of it

@@ -14,7 +14,7 @@ from mlxhost.worker.grammar.messages import Failed, Job, Reply, Result, Up
 from mlxhost.worker.grammar.xgr import GrammarError
 
 _START_S = 60.0  # a 262k vocabulary takes about a second to build on a fast machine
-_MAX_REPLY = 256 * 1024 * 1024
+_MAX_REPLY = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Helper:
                     del data[:4]
                     if size > _MAX_REPLY:
                         self.close()
-                        return Failed(f"compiled it takes {size} bytes; {_MAX_REPLY} are allowed")
+                        return Failed(f"written out it takes {size} bytes; {_MAX_REPLY} are allowed")
         reply: Reply = msgspec.msgpack.decode(bytes(data), type=Up | Result | Failed)
         return reply
 

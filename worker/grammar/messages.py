@@ -18,9 +18,9 @@ class Up(Struct, tag="up"):
 
 
 class Result(Struct, tag="result"):
-    """The compiled grammar, serialised, and what of it cannot be enforced."""
+    """It compiles, within the limits: the value as prepared, and what of it cannot be enforced."""
 
-    compiled: str
+    value: str
     notes: list[str]
 
 

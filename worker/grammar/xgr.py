@@ -83,13 +83,6 @@ class Compiled:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
-    @classmethod
-    def load(cls, text: str, vocabulary: Vocabulary) -> "Compiled":
-        return cls(_core().CompiledGrammar.deserialize_json(text, vocabulary.info))
-
-    def dump(self) -> str:
-        return str(self.handle.serialize_json())
-
     @property
     def nbytes(self) -> int:
         return int(self.handle.memory_size_bytes())
@@ -98,8 +91,8 @@ class Compiled:
 def compile_grammar(vocabulary: Vocabulary, kind: str, value: str) -> Compiled:
     """Compile a wire Grammar. Raises GrammarError with the compiler's reason.
 
-    It cannot be interrupted, and a hostile grammar takes any time and memory: never call it in a process that
-    must live.
+    It cannot be interrupted, and a hostile grammar takes any time and memory: in a process that must live,
+    only for what has compiled in another one.
     """
     compiler = _core().GrammarCompiler(vocabulary.info, 1, False, -1, False)
     try:

@@ -43,13 +43,6 @@ def test_a_vocabulary_survives_its_file() -> None:
         xgr.Vocabulary.load("{}")
 
 
-def test_a_compiled_grammar_survives_the_pipe() -> None:
-    """It is dumped in one process and loaded in another."""
-    grammar = xgr.Compiled.load(compiled("regex", "[ab]c").dump(), byte_vocabulary())
-    assert allowed(xgr.Matcher(grammar, [STOP])) == set(b"ab")
-    assert grammar.nbytes > 0
-
-
 def test_a_matcher_goes_on_ends_and_goes_back() -> None:
     """A token that does not fit changes nothing; at the end only stop ids fit; rewinding undoes tokens."""
     matcher = xgr.Matcher(compiled("regex", "ab?"), [STOP])
