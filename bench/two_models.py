@@ -140,7 +140,6 @@ def run(driver: Any, vocabulary: int, order: dict[str, Any], take_turns: Any) ->
     while driver.engine.rows():
         driver.tick()
     gaps = sorted(driver.gaps) or [0.0]
-    counts = getattr(device, "counts", None)
     if hasattr(device, "close"):
         driver.engine.stepper.device = take_turns("", 1.0)
         device.close()
@@ -150,7 +149,7 @@ def run(driver: Any, vocabulary: int, order: dict[str, Any], take_turns: Any) ->
         "p50": gaps[len(gaps) // 2],
         "p99": gaps[int(len(gaps) * 0.99)],
         "max": gaps[-1],
-        "untimely": counts.untimely if counts else 0,
+        "untimely": device.counts.untimely,
     }
 
 

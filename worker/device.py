@@ -35,8 +35,19 @@ _BYTES = (ROWS + 1) * _FIELDS * 8
 _TURN_LOCK = 0  # byte ranges of the file; row i's owner holds byte 1 + i as long as it lives
 
 
+@dataclass
+class Counts:
+    """Of this worker, for its state: turns it had, seconds it waited for them, chunks it ran without one."""
+
+    turns: int = 0
+    waited_s: float = 0.0
+    untimely: int = 0
+
+
 class Device(Protocol):
     """What the stepper asks."""
+
+    counts: Counts
 
     def may_run(self, *, wait: bool) -> bool: ...
     def ran(self) -> None: ...
@@ -46,6 +57,9 @@ class Device(Protocol):
 
 class Alone:
     """No turns are taken: one worker, or a device where they do not pay."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
 
     def may_run(self, *, wait: bool) -> bool:
         return True
@@ -58,15 +72,6 @@ class Alone:
 
     def weigh(self, weight: float) -> None:
         """All turns are its own."""
-
-
-@dataclass
-class Counts:
-    """Of this worker, for its state: turns it had, seconds it waited for them, chunks it ran without one."""
-
-    turns: int = 0
-    waited_s: float = 0.0
-    untimely: int = 0
 
 
 class Turns:

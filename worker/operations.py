@@ -244,6 +244,7 @@ class Operations:
             "path": str(self._residence.path),
             "weights_bytes": self._residence.weights_bytes,
             "resident_bytes": resident_bytes(),
+            "device_turns": msgspec.to_builtins(engine.stepper.device.counts),
             "memory": msgspec.to_builtins(engine.memory.use()) if engine.memory else {},
             "sessions": len(engine.sessions),
             "prefix_cache": figures(engine.stepper.prefix),
