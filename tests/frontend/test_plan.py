@@ -128,7 +128,8 @@ def test_rows_come_in_choice_order() -> None:
     ]
     assert len({s.request_id for s in specs}) == 4
     assert [s.cache_salt for s in specs] == ["c"] * 4
-    assert (specs[0].priority, specs[0].session_id, specs[0].client, specs[0].trace) == (1, "k", "127.0.0.1", "t")
+    first = specs[0]
+    assert (first.priority, first.session_id, first.client, first.trace) == (1, "k", "127.0.0.1", "t")
 
 
 def test_prompt_frame_is_little_endian_uint32() -> None:
