@@ -47,7 +47,7 @@ class Turns:
         """The row to prefill next, of `rows` that may be."""
         clients = dict.fromkeys(row.client for row in rows)
         present = [self._tokens[c] for c in clients if c in self._tokens]
-        start = min(present, default=0.0)
+        start = min(present, default=0.0) - 1.0  # a newcomer's first chunk is next
         self._tokens = {c: self._tokens.get(c, start) for c in clients}
         turn = min(clients, key=lambda c: self._tokens[c])
         return choose([row for row in rows if row.client == turn], now)
