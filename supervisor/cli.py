@@ -24,7 +24,7 @@ exit codes:
   1  could not start or could not go on; the message says why
   2  a wrong command line, variable or mlxhost.toml
   3  ctl: no fleet is running (or not the one that was named)
-  4  ctl: the fleet refused the operation or did not finish it
+  4  ctl: the fleet refused the operation or did not finish it; fit: the model does not fit
 """
 
 
