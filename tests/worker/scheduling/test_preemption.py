@@ -15,7 +15,8 @@ from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.models.load import LoadedModel
 
 MARGIN = 1e-4
-FAMILIES = ["llama", "gemma3", "qwen3-next", "lfm2"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen3-next")]
+FAMILIES = ["llama", "lfm2", *SLOW]
 
 
 @pytest.fixture(params=FAMILIES)

@@ -11,10 +11,11 @@ from mlxhost.wire.data import Finish
 from mlxhost.worker.events import Arrived
 from mlxhost.worker.models.load import LoadedModel
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen3-next")]
 PROMPT = [(7 * i) % 400 + 3 for i in range(300)]
 
 
-@pytest.fixture(params=["llama", "gemma3", "qwen3-next", "lfm2"])
+@pytest.fixture(params=["llama", "lfm2", *SLOW])
 def loaded(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> LoadedModel:
     return load(tiny_models[request.param])
 
