@@ -30,7 +30,6 @@ _RECURSION = 2000  # levels of nesting that fit on the stack
 def main() -> int:
     tokenizer, cache, vocab_size, stop_ids = sys.argv[1:]
     process_dies_with_parent()
-    os.nice(5)  # decoding goes first
     os.environ["XGRAMMAR_MAX_RECURSION_DEPTH"] = str(_RECURSION)
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

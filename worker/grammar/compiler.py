@@ -97,7 +97,9 @@ class Compiler:
                 return None
             job = shared.jobs[key] = _Job(key)
             shared.queue.append(job)
-            if len(shared.queue) > self._idle and len(self._threads) < self._most:
+            # The first process builds the vocabulary; a second would only build it as well.
+            most = self._most if self._tokenizer.cache.is_file() else 1
+            if len(shared.queue) > self._idle and len(self._threads) < most:
                 thread = threading.Thread(target=self._work, name="grammar", daemon=True)
                 self._threads.append(thread)
                 before = threading.stack_size(_STACK_BYTES)

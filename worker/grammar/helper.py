@@ -13,7 +13,7 @@ import msgspec
 from mlxhost.worker.grammar.messages import Failed, Job, Reply, Result, Up
 from mlxhost.worker.grammar.xgr import GrammarError
 
-_START_S = 60.0  # a 262k vocabulary takes about a second to build on a fast machine
+_START_S = 120.0  # building a 262k vocabulary takes a few seconds, and on a busy machine many times that
 _MAX_REPLY = 64 * 1024 * 1024
 
 
