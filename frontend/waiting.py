@@ -78,6 +78,13 @@ class Waiting:
             queue.wished_until = time.monotonic() + WISH_S
             self._keep_asking(model.name, queue)
 
+    def now(self, name: str) -> FleetModel | None:
+        """The model of that name if it can take a request at once. Raises like `resident`, but for waits."""
+        try:
+            return self._table.current(name)
+        except ModelNotReady:
+            return None
+
     async def resident(self, name: str) -> FleetModel:
         """The model of that name once a replica can take a request.
 

@@ -22,6 +22,8 @@ early_key: web.RequestKey[EventStream] = web.RequestKey("early", EventStream)
 
 async def resident(http: web.Request, services: Services, name: str, *, stream: bool) -> FleetModel:
     """Wait until the model can take a request. Raises what Waiting.resident raises."""
+    if model := services.waiting.now(name):
+        return model
     waiting = asyncio.ensure_future(services.waiting.resident(name))
     timeout_s = HEADERS_AFTER_S if stream and early_key not in http else COMMENT_S
     try:

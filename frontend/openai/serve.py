@@ -18,6 +18,7 @@ from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import log_key, services_of
 from mlxhost.frontend.http.early import open_stream, resident
 from mlxhost.frontend.http.sse import DONE, EventStream, event
+from mlxhost.frontend.models import max_model_len
 from mlxhost.frontend.openai.constraints import Constraint, warning_header
 from mlxhost.frontend.openai.errors import error_object
 from mlxhost.frontend.openai.format import Answer, Format, Whole
@@ -67,7 +68,9 @@ async def prepare(http: web.Request, kind: type[RequestT]) -> Prepared[RequestT]
         raise InternalError(f"The model {model.name!r} is ready but has told nothing about its tokenizer")
     text = await services.texts.get(model.card)
     check_stop_ids(body, text.vocab_size)
-    return Prepared(http, services, body, model, text, services.table.max_model_len(model))
+    # A model that was unloaded again meanwhile is waited for once more; its length is what it had.
+    length = services.table.max_model_len(model) or max_model_len(model)
+    return Prepared(http, services, body, model, text, length)
 
 
 async def serve(

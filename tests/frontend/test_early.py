@@ -27,6 +27,9 @@ class SlowModel:
         self.loaded: Loaded = asyncio.get_running_loop().create_future()
         self.cancelled = False
 
+    def now(self, name: str) -> None:
+        return None
+
     async def resident(self, name: str) -> str:
         try:
             return await asyncio.shield(self.loaded)
