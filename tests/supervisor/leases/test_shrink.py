@@ -1,6 +1,6 @@
 """The ladder that a worker over its lease climbs."""
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxhost.supervisor.leases.shrink import LIMITS, Limits, Rung, Shrink, step
@@ -56,6 +56,11 @@ def test_only_what_the_worker_does_itself_is_ordered() -> None:
     assert [r.order for r in Rung] == ["", "clear_cache", "drop_prefixes", "pause", "", ""]
 
 
+# A loaded machine is no failure.
+ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@ANY
 @given(st.lists(st.integers(0, 1 << 36), min_size=1, max_size=60), st.integers(0, 1 << 36))
 def test_a_worker_never_skips_a_rung(figures: list[int], lease: int) -> None:
     """Whatever the kernel says, the ladder is climbed one rung at a time, and only over the lease."""
