@@ -7,12 +7,11 @@ enforced, where there is such a form; then it names what is left. Pure.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from mlxhost.worker.grammar.merging import ANNOTATIONS, Schema, bare, both
 from mlxhost.worker.grammar.xgr import GrammarError
-
-Schema = dict[str, Any]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -38,10 +37,6 @@ _SHAPES = _words("type enum const $ref anyOf oneOf allOf")
 _IGNORED = _words(
     "not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies "
     "$dynamicRef $recursiveRef unevaluatedItems additionalItems"
-)
-_ANNOTATIONS = _words(
-    "title description default examples $schema $id $comment $anchor $defs definitions deprecated readOnly "
-    "writeOnly id"
 )
 # Formats of the specification that the compiler does not know; any other name is an annotation.
 _OPEN_FORMATS = _words("idn-email idn-hostname iri iri-reference regex")
@@ -136,15 +131,15 @@ class _Walk:
                 return schema  # as it is: `_report` says so
             schema = merged if outer is None else merged | {"unevaluatedProperties": outer}
         for key in ("anyOf", "oneOf"):
-            beside = [k for k in schema if k not in _ANNOTATIONS and k != key]
+            beside = [k for k in schema if k not in ANNOTATIONS and k != key]
             branches = schema.get(key)
             if branches and isinstance(branches, list) and beside:
                 outer = {k: schema[k] for k in ("unevaluatedProperties",) if k in schema}
                 base = {k: v for k, v in schema.items() if k != key and k not in outer}
                 merged_branches = [self._merge_all([base, branch]) for branch in branches]
                 if all(b is not None for b in merged_branches):
-                    keep = {k: v for k, v in schema.items() if k in _ANNOTATIONS}
-                    return keep | {key: [_bare(b) | outer for b in merged_branches if b is not None]}
+                    keep = {k: v for k, v in schema.items() if k in ANNOTATIONS}
+                    return keep | {key: [bare(b) | outer for b in merged_branches if b is not None]}
         return schema
 
     def _merge_all(self, parts: list[Any]) -> Schema | None:
@@ -161,8 +156,8 @@ class _Walk:
                 target = self._inline(part["$ref"])
                 if not isinstance(target, dict):
                     return None
-                part = _bare(target) | {k: v for k, v in part.items() if k != "$ref"}
-            together = _both(merged, part)
+                part = bare(target) | {k: v for k, v in part.items() if k != "$ref"}
+            together = both(merged, part)
             if together is None:
                 return None
             merged = together
@@ -305,82 +300,6 @@ def _leave_room(schema: Schema) -> None:
 def _count(schema: Schema, key: str) -> float:
     value = schema.get(key)
     return value if isinstance(value, int | float) else 0
-
-
-def _bare(schema: Any) -> Any:
-    """Without annotations, which say nothing about values."""
-    return {k: v for k, v in schema.items() if k not in _ANNOTATIONS} if isinstance(schema, dict) else schema
-
-
-def _both(a: Schema, b: Schema) -> Schema | None:
-    """A schema for the values that satisfy both; None when the two cannot be put together."""
-    out = dict(a)
-    for one, other in ((a, b), (b, a)):
-        # Closed to what it does not name itself, and so to the other's properties.
-        closed = any(
-            one.get(k, True) not in (True, {}) for k in ("additionalProperties", "unevaluatedProperties")
-        )
-        if closed and (other.get("properties") or {}).keys() - (one.get("properties") or {}).keys():
-            return None
-        if "prefixItems" in one and "items" in other and "prefixItems" not in other:
-            return None
-    for key, value in b.items():
-        if key not in out or out[key] == value:
-            out[key] = value
-        elif key in _ANNOTATIONS:
-            continue
-        elif key in _COMBINE:
-            combined = _COMBINE[key](out[key], value)
-            if combined is None:
-                return None
-            out[key] = combined
-        else:
-            return None
-    return out
-
-
-def _properties(a: Schema, b: Schema) -> Schema | None:
-    out = dict(a)
-    for name, sub in b.items():
-        if name not in out or out[name] is True or out[name] == {}:
-            out[name] = sub
-        elif sub is not True and sub != {} and sub != out[name]:
-            if not isinstance(sub, dict) or not isinstance(out[name], dict):
-                return None
-            together = _both(out[name], sub) if "$ref" not in sub and "$ref" not in out[name] else None
-            if together is None:
-                return None
-            out[name] = together
-    return out
-
-
-def _types(a: Any, b: Any) -> Any:
-    left, right = (x if isinstance(x, list) else [x] for x in (a, b))
-    if "number" in left and "integer" in right:
-        left = [*left, "integer"]
-    if "number" in right and "integer" in left:
-        right = [*right, "integer"]
-    shared = [t for t in left if t in right]
-    return None if not shared else shared[0] if len(shared) == 1 else shared
-
-
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "properties": _properties,
-    "required": lambda a, b: list(dict.fromkeys([*a, *b])),
-    "type": _types,
-    "enum": lambda a, b: [v for v in a if v in b] or None,
-    "additionalProperties": lambda a, b: b if a in (True, {}) else a if b in (True, {}) else None,
-    "minimum": max,
-    "exclusiveMinimum": max,
-    "minLength": max,
-    "minItems": max,
-    "minProperties": max,
-    "maximum": min,
-    "exclusiveMaximum": min,
-    "maxLength": min,
-    "maxItems": min,
-    "maxProperties": min,
-}
 
 
 def _matches(pattern: str, name: str) -> bool:
