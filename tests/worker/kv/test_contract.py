@@ -6,11 +6,15 @@ from pathlib import Path
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx_lm.models.cache import CacheList, ConcatenateKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache
 
 from mlxhost.worker.errors import ModelError
 from mlxhost.worker.kv import RowKV
+from mlxhost.worker.kv.kinds import Kind
 from mlxhost.worker.models.architecture import REMAPPED
+
+# Caches that architectures build and the engine does not know: such models are refused by name.
+REFUSED = {"ConcatenateKVCache", "LayerCache"}  # afm7, deepseek_v41
 
 
 class Model:
@@ -67,3 +71,57 @@ def test_remapped_model_types_are_mlx_lms() -> None:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MODEL_REMAPPING"
     ]
     assert tables == [REMAPPED]
+
+
+def test_attention_is_imported_by_name_where_it_is_used() -> None:
+    """Every architecture takes `scaled_dot_product_attention` from mlx_lm.models.base, which the engine
+    replaces; those that call MLX's own are known, and left to the self-test at load."""
+    direct = set()
+    for file in sorted((Path(mlx_lm.__path__[0]) / "models").glob("*.py")):
+        source = file.read_text()
+        if "mx.fast.scaled_dot_product_attention" in source and file.stem != "base":
+            direct.add(file.stem)
+        if "scaled_dot_product_attention(" in source.replace("fast.scaled_dot_product_attention(", ""):
+            imported = [
+                alias.name
+                for node in ast.walk(ast.parse(source))
+                if isinstance(node, ast.ImportFrom) and node.module == "base"
+                for alias in node.names
+            ]
+            assert file.stem == "base" or "scaled_dot_product_attention" in imported, file.stem
+    assert direct == {"deepseek_v41", "muse_spark", "plamo2"}
+
+
+def test_every_cache_class_of_an_architecture_is_known_or_refused_on_purpose() -> None:
+    """What architectures build their caches of: a class that is new in mlx-lm shows up here."""
+    built = set()
+    for file in (Path(mlx_lm.__path__[0]) / "models").glob("*.py"):
+        if file.stem == "cache":
+            continue
+        built |= {
+            node.func.id
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and "Cache" in node.func.id
+        }
+    known = {kind.value for kind in Kind} | {"CacheList"}
+    assert built - known == REFUSED
+
+
+def test_rotating_cache_says_where_its_entries_are() -> None:
+    """The private members that packs rely on: temporal order, write index, what is kept."""
+    cache = RotatingKVCache(max_size=8)
+    fill(cache, 6)
+    for position in range(6, 11):
+        fill(cache, 1, position)
+    assert (cache.keep, cache.max_size, cache.offset) == (0, 8, 11)
+    assert cache._temporal_order(cache.keys)[0, 0, :, 0].tolist() == list(range(3, 11))
+    assert 0 <= cache._idx <= 8
+
+
+def test_state_cache_is_a_list_of_arrays_without_lengths() -> None:
+    """ArraysCache: entries by index, batched along their first axis, no mask unless lengths are set."""
+    cache = ArraysCache(2)
+    assert cache.cache == [None, None]
+    assert cache.make_mask(1) is None
+    cache[0] = mx.zeros((3, 2))
+    assert cache.cache[0].shape == (3, 2)
