@@ -139,6 +139,11 @@ class MergedKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append one token a row: `keys` (rows, kv heads, 1, head dim)."""
+        self.update(keys, values)
+        return self.keys_and_values()
+
+    def update(self, keys: mx.array, values: mx.array) -> None:
+        """As update_and_fetch, for who reads `keys` and `values` with their spare room."""
         if self.keys is None:
             room = STEP if self.window is None else min(STEP, self.window)
             self.keys, self.values = (
@@ -153,12 +158,15 @@ class MergedKV:
         self.counts = [
             count + 1 if self.window is None else min(count + 1, self.window) for count in self.counts
         ]
-        return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        if self._wrapped or self.index == self.keys.shape[2]:
-            return self.keys, self.values
-        return self.keys[..., : self.index, :], self.values[..., : self.index, :]
+        return self.filled(self.keys), self.filled(self.values)
+
+    def filled(self, array: mx.array) -> mx.array:
+        """`array`, which is `keys` or `values`, without its spare room."""
+        if self._wrapped or self.index == array.shape[2]:
+            return array
+        return array[..., : self.index, :]
 
     def _make_room(self) -> None:
         if self.index == self.window:

@@ -99,10 +99,14 @@ class StepView:
         return Masks(masks) if any(mask is not None for mask in masks) else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        pairs = [
-            part.update_and_fetch(k, v)
-            for part, k, v in zip(self._parts, self._split(keys), self._split(values), strict=True)
-        ]
+        pairs = []
+        for part, k, v in zip(self._parts, self._split(keys), self._split(values), strict=True):
+            if self._kernel is not None and isinstance(part, MergedKV):
+                # The kernel knows the rows' spans: cutting off spare room would only make the graph larger.
+                part.update(k, v)
+                pairs.append((part.keys, part.values))
+            else:
+                pairs.append(part.update_and_fetch(k, v))
         return Parts(self, [k for k, _ in pairs]), Parts(self, [v for _, v in pairs])
 
     def keys_and_values(self) -> tuple[Parts, Parts]:
@@ -139,8 +143,10 @@ class StepView:
             if spans is not None:
                 return kernel(q, k, v, spans, scale)
         own = self._parts[part]
-        cache = None if isinstance(own, MergedKV) else own
-        return attend(q, k, v, cache, None if masks is None else masks.array(part))
+        mask = None if masks is None else masks.array(part)
+        if isinstance(own, MergedKV):
+            return attend(q, own.filled(k), own.filled(v), None, mask)
+        return attend(q, k, v, own, mask)
 
     def _split(self, array: mx.array) -> Sequence[mx.array]:
         return list(mx.split(array, self._cuts)) if self._cuts else [array]

@@ -11,11 +11,34 @@ from support.tiny_models import FAMILIES
 from mlxhost.worker.kv import Batching, PackRule, RowKV, StepCaches, StepShape
 from mlxhost.worker.models.load import LoadedModel, load_model
 
+
+class SpanKernel:
+    """What the CUDA kernel computes, by a mask over all slots, spare room included."""
+
+    def applies(self, queries: mx.array, keys: mx.array, values: mx.array) -> bool:
+        return True
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, spans: mx.array, scale: float
+    ) -> mx.array:
+        slots = keys.shape[2]
+        starts, counts = (spans[:, i, None, None, None] for i in range(2))
+        mask = (mx.arange(slots) - starts + slots) % slots < counts
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
 ONE_PACK = StepShape(rule=PackRule(100.0))
 BY_LENGTH = StepShape(rule=PackRule(1.5))
 SINGLE = StepShape()
 PADDED = StepShape(batching=Batching.PADDED)
-SHAPES = {"one pack": ONE_PACK, "by length": BY_LENGTH, "single rows": SINGLE, "padded": PADDED}
+KERNEL = StepShape(rule=PackRule(100.0), kernel=SpanKernel())
+SHAPES = {
+    "one pack": ONE_PACK,
+    "kernel": KERNEL,
+    "by length": BY_LENGTH,
+    "single rows": SINGLE,
+    "padded": PADDED,
+}
 _models: dict[str, LoadedModel] = {}
 
 
