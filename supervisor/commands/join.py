@@ -20,7 +20,18 @@ When it is cut, this machine dials again and its models, still loaded, serve on.
 """
 
 # The others are the fleet's, and set there.
-OPTIONS = ("models", "dtype", "quantised", "context", "max_rows", "max_gap_ms", "jump_forward", "log_level")
+OPTIONS = (
+    "models",
+    "dtype",
+    "quantised",
+    "context",
+    "max_rows",
+    "max_gap_ms",
+    "jump_forward",
+    "cache_ram",
+    "cache_ssd",
+    "log_level",
+)
 
 
 def add(commands: "argparse._SubParsersAction[Any]") -> None:
