@@ -1,5 +1,6 @@
 """`--models` text to specifications: `demo`, `/path/to/model:2`, `alias=path`. Looks at no model files."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,18 +93,22 @@ def parse(values: Iterable[str]) -> list[Spec]:
 def parse_one(item: str) -> Spec:
     """`[alias=]source[:replicas]`. A source that exists with its colon is taken whole."""
     alias, equals, source = item.partition("=")
-    if not equals or Path(item).expanduser().exists():
+    if not equals or _exists(item):
         alias, source = "", item
     elif not alias:
         raise UsageError(f"{item!r} has an empty name before '='; write name=path")
     head, colon, tail = source.rpartition(":")
-    if not colon or Path(source).expanduser().exists():
+    if not colon or _exists(source):
         return Spec(source, alias)
     if not (tail.isascii() and tail.isdigit() and 1 <= int(tail) <= MAX_REPLICAS):
         raise UsageError(
             f"{item!r}: the replica count after ':' is {tail!r}, not a whole number from 1 to {MAX_REPLICAS}"
         )
     return Spec(head, alias, int(tail))
+
+
+def _exists(source: str) -> bool:
+    return os.path.exists(os.path.expanduser(source))
 
 
 def is_hub_id(source: str) -> bool:

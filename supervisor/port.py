@@ -19,7 +19,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A TCP socket bound to the address; port 0 takes any free one. Raises PortError."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError):
+    except (socket.gaierror, ValueError):
         raise PortError(f"--host {host} is not an address or name of this machine") from None
     # A name such as localhost may mean both; clients try IPv4 too, and only one socket is inherited.
     family, kind, protocol, _, address = sorted(addresses, key=lambda a: a[0] != socket.AF_INET)[0]

@@ -1,6 +1,7 @@
 """Specifications to models: where each one's files are. All cheap checks come before anything is fetched or
 spawned, so that a typing mistake costs no download."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from mlxhost.supervisor.nearby import nearby
 
 # Stands for the files of an embedded model until they are fetched.
 _UNFETCHED = Path("(embedded)")
+_SHOWN = 300  # characters of a path in a message
 
 
 def locate(specs: Sequence[Spec]) -> list[Model]:
@@ -37,9 +39,9 @@ def _locate(spec: Spec) -> Model:
     if embedded := EMBEDDED.get(spec.source):
         name, defaults = spec.alias or spec.source, embedded.sampling_defaults
         return _made(spec, name, _UNFETCHED, (spec.source, *embedded.aliases), defaults)
-    path = Path(spec.source).expanduser().absolute()
+    path = Path(os.path.expanduser(spec.source)).absolute()
     aliases: tuple[str, ...]
-    if path.exists():
+    if _is_there(spec.source, path):
         path = path.resolve() if path.is_dir() else path
         own = path.stem if path.suffix.lower() == GGUF_SUFFIX else path.name
         aliases = (own, str(path))
@@ -67,6 +69,19 @@ def _made(
     )
 
 
+def _is_there(source: str, path: Path) -> bool:
+    """Raises ModelError for a path that cannot be looked at, or that cannot be one."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        shown = repr(source if len(source) <= _SHOWN else source[:_SHOWN] + "...")
+        raise ModelError(f"model {shown} cannot be looked at: {reason}") from None
+    return True
+
+
 def _from_hub_cache(repo: str) -> Path | None:
     """The newest snapshot of `repo` in the local Hugging Face cache. Never goes online."""
     from huggingface_hub import try_to_load_from_cache  # slow to import, and few need it
@@ -75,17 +90,21 @@ def _from_hub_cache(repo: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
+def _siblings(directory: Path) -> list[str]:
+    """What might have been meant; nothing where the directory may not be listed."""
+    try:
+        return [p.name for p in directory.iterdir() if p.is_dir() or p.suffix.lower() == GGUF_SUFFIX]
+    except OSError:
+        return []
+
+
 def _unknown(source: str, path: Path) -> str:
     if is_hub_id(source) and not path.parent.exists():
         return (
             f"model {source!r} is neither a path nor in the local Hugging Face cache; "
             f"fetch it first with `hf download {source}`, or give a directory"
         )
-    siblings = (
-        [p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() == GGUF_SUFFIX]
-        if path.parent.is_dir()
-        else []
-    )
+    siblings = _siblings(path.parent)
     if "/" in source:
         reason = "no such file or directory" if path.parent.is_dir() else f"{path.parent} does not exist"
         return f"model {source!r} not found: {reason}{nearby(path.name, siblings)}"

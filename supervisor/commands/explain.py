@@ -14,6 +14,7 @@ On the wire: CTL {op: explain, target: MODEL or empty} -> REPLY {now, decisions:
 
 import argparse
 import json
+import os
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def without_fleet(args: argparse.Namespace) -> int | None:
     from mlxhost.supervisor.residency.decisions import read_log
     from mlxhost.supervisor.residency.explain import replay, replay_lines
 
-    decisions = deque(read_log(Path(args.log).expanduser()), maxlen=args.last if args.last else None)
+    decisions = deque(read_log(Path(os.path.expanduser(args.log))), maxlen=args.last if args.last else None)
     differ = any(replay(d) for d in decisions if not args.model or d.concerns(args.model))
     if args.json:
         lines = [

@@ -11,7 +11,7 @@ answer}}.
 """
 
 import argparse
-from pathlib import Path
+import os
 from typing import Any
 
 from mlxhost.supervisor.commands.request import Request, answers_text, model_argument, timeout_argument
@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request(args: argparse.Namespace) -> Request:
-    path = str(Path(args.path).expanduser().absolute()) if args.path else ""
+    path = os.path.abspath(os.path.expanduser(args.path)) if args.path else ""
     wanted = {"path": path, "mode": "abort" if args.abort else "wait"}
     return Request("reload_weights", _text, args.model, wanted, args.timeout)
 

@@ -72,7 +72,7 @@ def start(args: argparse.Namespace, **overrides: Any) -> int:
 
             def reread() -> "Settings":
                 path, _ = effective.file_of(wanted)
-                if not path.exists():
+                if not os.path.exists(path):
                     raise UserError(f"{path} {'is gone' if file else 'does not exist'}")
                 again = loading.load(wanted)
                 port.check_reach(listener, again.unfetched)

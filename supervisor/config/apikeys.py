@@ -5,6 +5,7 @@ holds a key. (Keys are long random strings; a slow password hash would buy nothi
 """
 
 import hashlib
+import os
 import re
 import stat
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ def read_key(name: str, options: KeyOptions, base: Path, environment: Mapping[st
         if not key:
             raise ConfigError(f"the variable {options.env} is not set")
     else:
-        path = base / Path(options.file).expanduser()
+        path = base / os.path.expanduser(options.file)
         key, where = _read(path), str(path)
     if not _KEY.fullmatch(key):
         raise ConfigError(
@@ -57,6 +58,8 @@ def _read(path: Path) -> str:
             data = stream.read(MAX_LENGTH + 3)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is no path: {error}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"{path} can be read by others; close it with `chmod 600 {path}`")
     return data.decode("ascii", "replace").rstrip("\r\n")

@@ -1,5 +1,6 @@
 """The one precedence of all options: flag, then environment, then mlxhost.toml, then default."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +63,7 @@ def read(asked: Asked) -> Config:
 def file_of(asked: Asked) -> tuple[Path, bool]:
     """The file to read, and whether it was named (and so must be there)."""
     named = asked.path or asked.environment.get(CONFIG_VARIABLE)
-    return (Path(named).expanduser().absolute(), True) if named else (home() / FILE_NAME, False)
+    return (Path(os.path.expanduser(named)).absolute(), True) if named else (home() / FILE_NAME, False)
 
 
 def _document(asked: Asked) -> file.Document:
@@ -122,8 +123,8 @@ def _beside(document: file.Document, source: str) -> str:
     """A path of the file is relative to the file."""
     if document.path is None or source in EMBEDDED:
         return source
-    path = document.path.parent / Path(source).expanduser()
-    return str(path) if path.exists() or not modelspec.is_hub_id(source) else source
+    path = document.path.parent / os.path.expanduser(source)
+    return str(path) if os.path.exists(path) or not modelspec.is_hub_id(source) else source
 
 
 def _keys(document: file.Document, environment: Mapping[str, str]) -> list[ApiKey]:

@@ -124,6 +124,8 @@ def _syntax(data: bytes, shown: str) -> tuple[str, dict[str, Any]]:
             line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
         reason = printable(_AT_END.sub("", _AT.sub("", message)))
         raise Problems([Problem(shown, line, column, "", f"not TOML: {reason}")]) from None
+    except ValueError:  # Python's own limit on the digits of a number
+        raise Problems([Problem(shown, 0, 0, "", "holds a number of too many digits")]) from None
 
 
 class _Checker:

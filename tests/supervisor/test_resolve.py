@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxhost.supervisor.errors import ModelError
+from mlxhost.supervisor.config.apikeys import KeyOptions, read_key
+from mlxhost.supervisor.errors import ConfigError, ModelError
 from mlxhost.supervisor.modelspec import Spec, parse
 from mlxhost.supervisor.resolve import fetch_embedded, locate
 
@@ -79,3 +80,25 @@ def test_an_unknown_name_says_what_is_near(
     with pytest.raises(ModelError) as caught:
         locate([Spec(source)])
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("/" + "x" * 5_000, r"x\.\.\.' cannot be looked at: File name too long"),
+        ("/a\0b", "cannot be looked at: embedded null byte"),
+        ("~nobody-of-this-name/x", "not found: .*/~nobody-of-this-name does not exist"),
+    ],
+    ids=["long", "null", "no such user"],
+)
+def test_what_cannot_be_a_path_is_a_clear_error(source: str, why: str) -> None:
+    """Neither a flag nor a file of the configuration that is read again may end in a traceback."""
+    with pytest.raises(ModelError, match=why):
+        locate(parse([source]))
+
+
+def test_a_key_file_that_cannot_be_a_path_is_a_clear_error(tmp_path: Path) -> None:
+    """The same for [keys.NAME]."""
+    for file in ("a\0b", "~nobody-of-this-name/x", "x" * 5_000):
+        with pytest.raises(ConfigError, match=r"is no path|cannot be read"):
+            read_key("k", KeyOptions(file=file), tmp_path, {})

@@ -97,8 +97,9 @@ def test_all_mistakes_are_told_in_order() -> None:
         "\n".join(["[a" + ".b" * 4_000 + "]"] * 2),
         "\n".join(f"k{i} = 1" for i in range(20_000)),
         "[fleet]\nx = [\n" + "1,\n" * 80_000 + "]",
+        "[fleet]\nport = " + "9" * 5_000,
     ],
-    ids=["nested", "large", "long line", "deep keys", "many keys", "long list"],
+    ids=["nested", "large", "long line", "deep keys", "many keys", "long list", "long number"],
 )
 def test_a_hostile_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
     """Deep nesting, endless keys, many keys and a huge file end in Problems, and soon."""

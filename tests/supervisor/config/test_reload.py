@@ -100,6 +100,7 @@ def test_a_replica_that_retires_finishes_its_stream(tmp_path: Path, llama: Path)
     [
         ("[fleet]\nprot = 1\n", "mlxhost.toml:2:1: fleet.prot: unknown key"),
         ("[models.b]\npath = '/no/model'\n", "model '/no/model' not found"),
+        (f"[models.b]\npath = '/{'x' * 5_000}'\n", "cannot be looked at: File name too long"),
         ("[fleet]\n", "names no model"),
         ("[keys.k]\nenv = 'NOT_SET'\n[models.demo]\n", "the variable NOT_SET is not set"),
         (None, "mlxhost.toml is gone"),
