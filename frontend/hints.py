@@ -44,10 +44,13 @@ def hints_of(headers: Mapping[str, str], *, session: str | None, room: int | Non
             "such as 4-7",
             param=REPLICAS_HEADER,
         )
+    here = headers.get(SESSION_HEADER, "")
+    if any("\ud800" <= c <= "\udfff" for c in here):  # how bytes that are not UTF-8 are read
+        raise BadRequest(f"the header {SESSION_HEADER} is not UTF-8", param=SESSION_HEADER)
     return Hints(
         replica=None if replica is None else int(replica),
         first=int(bounds[1]) if bounds else 0,
         last=int(bounds[2]) if bounds else None,
-        session=session or headers.get(SESSION_HEADER, ""),
+        session=session or here,
         room=room,
     )

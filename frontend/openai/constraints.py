@@ -136,6 +136,8 @@ def _schema(value: Any, param: str, *, strict: bool = False, fallback: bool = Fa
     if not isinstance(value, dict | bool):
         raise BadRequest(f"`{param}` must be a JSON schema: an object", param=param)
     text = json.dumps(value, ensure_ascii=False)
+    if any("\ud800" <= c <= "\udfff" for c in text):  # from an escape in a schema that is given as text
+        raise BadRequest(f"`{param}` holds half a surrogate pair, which is no text", param=param)
     asked = f"Answer with JSON that conforms to this JSON schema, and with nothing else:\n{text}"
     return Constraint(Grammar("json_schema", text, strict), param, asked if fallback else None)
 

@@ -15,7 +15,7 @@ from mlxhost.frontend.generation import Choice, Ending, Generation, Piece
 from mlxhost.frontend.hints import hints_of
 from mlxhost.frontend.http.access import client_of
 from mlxhost.frontend.http.body import read_body
-from mlxhost.frontend.http.context import log_key, services_of
+from mlxhost.frontend.http.context import log_key, services_of, trace_of
 from mlxhost.frontend.http.early import open_stream, resident
 from mlxhost.frontend.http.sse import DONE, EventStream, event
 from mlxhost.frontend.models import max_model_len
@@ -93,7 +93,7 @@ async def serve(
         [(p.ids, p.max_tokens) for p in prompts],
         request_id=log.request_id,
         client=client_of(http, body.user),
-        trace=http.headers.get("traceparent", ""),
+        trace=trace_of(http),
         hints=hints_of(
             http.headers, session=body.session_id or body.prompt_cache_key, room=body.bootstrap_room
         ),

@@ -115,6 +115,7 @@ def test_no_constraint_is_none(fields: dict[str, Any]) -> None:
         ({"response_format": json_schema([1])}, "response_format.json_schema.schema"),
         ({"response_format": json_schema({}, strict="yes")}, "response_format.json_schema.strict"),
         ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": '{"const": "\\ud800"}'}, "guided_json"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": ["a"]}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),

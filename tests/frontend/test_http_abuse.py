@@ -66,6 +66,18 @@ def test_bad_fields_are_named(served: Served, fields: dict[str, Any], param: str
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [("traceparent", 200), ("x-request-id", 200), ("x-mlxhost-session", 400), ("x-mlxhost-replica", 400)],
+)
+def test_headers_that_are_not_utf8(served: Served, header: str, status: int) -> None:
+    """What only names a request is taken for none; what says where to run it is a 400."""
+    line = f"Host: test\r\nConnection: close\r\n{header}: ".encode() + b"\xff"
+    with connect(served.url) as peer:
+        peer.sendall(raw_request(CHAT, BODY).replace(b"Host: test", line))
+        assert peer.recv(65536).startswith(f"HTTP/1.1 {status} ".encode())
+
+
 def test_unknown_model(served: Served) -> None:
     """404 model_not_found lists what is there."""
     answer = chat(served.url, "gpt-5")
