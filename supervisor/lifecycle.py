@@ -277,7 +277,7 @@ class Lifecycle:
             replica.load_crashes = replica.incident = 0
             if replica.state is State.FAILED:
                 replica.state, replica.reason = State.UNLOADED, ""
-            elif replica.state is State.BACKOFF and replica.child is None:
+            elif replica.state is State.BACKOFF and replica.child is None and not replica.stopping:
                 replica.restart_at = 0.0
         here = [r for r in model.replicas if not r.host]
         if not here or any(map(_living, here)):

@@ -6,6 +6,7 @@ import msgspec
 
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.residency.residency import Residency
+from mlxhost.supervisor.residency.units import local
 from mlxhost.supervisor.state import WAS_READY, Goal, Model, State
 from mlxhost.wire.control import Ctl, News, Reply
 
@@ -72,9 +73,9 @@ class ResidencyCalls:
         if model.goal in (Goal.UNLOAD, Goal.DRAIN):
             said = "unloaded" if model.goal is Goal.UNLOAD else "drained"
             return Reply(ctl.call_id, "failed", f"{model.name} was {said} by its operator")
-        failed = [r.reason for r in model.replicas if r.state is State.FAILED]
-        if failed and not any(r.child for r in model.replicas):
-            return Reply(ctl.call_id, "failed", failed[0])
+        decisive = local(model) or model.replicas
+        if decisive and all(r.state is State.FAILED for r in decisive):
+            return Reply(ctl.call_id, "failed", decisive[0].reason)
         return None
 
     def _progress(self, model: Model) -> tuple[str, dict[str, Any]]:

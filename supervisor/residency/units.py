@@ -58,7 +58,7 @@ def _holds(replica: Replica, need: int) -> int:
 
 def _phase(model: Model, replicas: list[Replica], taking: list[Replica]) -> Phase:
     if not taking:
-        out = model.goal in (Goal.UNLOAD, Goal.DRAIN) or any(r.state is State.FAILED for r in replicas)
+        out = model.goal in (Goal.UNLOAD, Goal.DRAIN) or all(r.state is State.FAILED for r in replicas)
         return Phase.OUT if out else Phase.ABSENT
     match model.goal:
         case Goal.STANDBY | Goal.UNLOAD:

@@ -69,6 +69,7 @@ def model(goal: Goal, *states: State, **more: Any) -> Model:
         (Goal.UNLOAD, [State.UNLOADED], Phase.OUT, 0),
         (Goal.DRAIN, [State.UNLOADED], Phase.OUT, 0),
         (Goal.SERVE, [State.FAILED], Phase.OUT, 0),
+        (Goal.STANDBY, [State.UNLOADED, State.FAILED], Phase.ABSENT, 0),
         (Goal.SERVE, [State.STARTING, State.UNLOADED], Phase.LOADING, 20),
         (Goal.SERVE, [State.BACKOFF], Phase.LOADING, 10),
         (Goal.SERVE, [State.READY, State.BACKOFF], Phase.RESIDENT, 20),
