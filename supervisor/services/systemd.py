@@ -84,7 +84,8 @@ class Systemd:
     def unload(self, name: str) -> None:
         stopping = stop_seconds(Timing()) + 10.0
         done = ask([*SYSTEMCTL, "disable", "--now", f"{name}.service"], timeout_s=stopping)
-        if done.returncode and "not" not in done.stderr:  # not loaded, does not exist: as wanted
+        as_wanted = any(words in done.stderr for words in ("not loaded", "does not exist"))
+        if done.returncode and not as_wanted:
             raise UserError(f"systemctl disable {name}: {done.stderr.strip()}", EXIT_FAILED)
 
     def forget(self) -> None:

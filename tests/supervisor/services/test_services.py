@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.supervisor_up import mlxhost
 
+from mlxhost.supervisor.errors import UserError
 from mlxhost.supervisor.services import install
 from mlxhost.supervisor.services.launchd import Launchd
 from mlxhost.supervisor.services.service import Service, stop_seconds
@@ -152,6 +153,35 @@ def test_install_is_idempotent_and_uninstall_undoes_it(tmp_path: Path) -> None:
     assert systemctl.calls() == ["disable", "daemon-reload"]
     assert not unit.exists()
     assert "nothing to do" in service("uninstall")
+
+
+@pytest.mark.parametrize(
+    ("said", "fails"),
+    [
+        ("Failed to connect to bus: $DBUS_SESSION_BUS_ADDRESS and $XDG_RUNTIME_DIR not defined", True),
+        ("Failed to disable unit: Unit file mlxhost.service does not exist.", False),
+        ("Failed to stop mlxhost.service: Unit mlxhost.service not loaded.", False),
+    ],
+)
+def test_a_service_that_could_not_be_stopped_keeps_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, fails: bool
+) -> None:
+    """Without its file, the process that goes on could not be asked about; one that is gone is no failure."""
+    (tmp_path / "systemctl").write_text(
+        f"#!/bin/sh\ncase \"$2\" in disable) echo '{said}' >&2; exit 1;; esac\n"
+    )
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = Systemd().path("mlxhost")
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    if fails:
+        with pytest.raises(UserError, match="XDG_RUNTIME_DIR not defined"):
+            install.uninstall(Systemd(), "mlxhost")
+    else:
+        assert install.uninstall(Systemd(), "mlxhost")
+    assert path.exists() is fails
 
 
 def test_a_wrong_configuration_is_not_installed(tmp_path: Path) -> None:
