@@ -233,7 +233,8 @@ class Batch:
             self.leave([row])
             row.sampling = replace(row.sampling, wide=True)
             self.undone.append(row)
-            self._void.add(id(row))
+            if self._in_flight is not None:
+                self._void.add(id(row))
         return taken
 
     def _allowed(self, logits: mx.array) -> mx.array | None:

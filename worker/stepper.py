@@ -278,6 +278,7 @@ class Stepper:
     def _runs_alone(self, row: Row) -> bool:
         """Run one step of `row` by itself; False when it ended, with the error or by its token."""
         alone = Batch(self.model, self._vocab_size, replace(self._shape, narrow=False))
+        alone.jumps = False  # one step, one token
         alone.join(row, row.next_input)
         try:
             alone.advance()

@@ -143,6 +143,26 @@ def test_a_draw_that_did_not_stand_is_made_again(
     assert begun_again
 
 
+def test_a_draw_that_did_not_stand_costs_no_token_beside_a_prefill(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where the draw is read with no step behind it, as it is before another row's chunk."""
+    wide = data.Sampling(temperature=1.5, top_p=0.99, seed=11)
+    prompt, long = list(range(40, 60)), [(7 * i) % 400 + 3 for i in range(1500)]
+    undisturbed = driver(llama)
+    undisturbed.add(1, prompt, 20, sampling=wide)
+    undisturbed.run()
+    monkeypatch.setattr(narrow, "WIDTH", 16)
+    monkeypatch.setattr(sampling, "WIDTH", 16)
+    engine = driver(llama, shape=StepShape(narrow=True))
+    engine.add(1, prompt, 20, sampling=wide)
+    engine.tick()
+    engine.add(2, long, 4)
+    engine.tick(300)
+    assert engine.results[1].finish == Finish.LENGTH
+    assert engine.results[1].tokens == undisturbed.results[1].tokens
+
+
 def test_unset_seeds_differ(llama: LoadedModel) -> None:
     """Two sampled requests without a seed do not give the same output."""
     engine = driver(llama)

@@ -1,5 +1,6 @@
 """Jumping over forced text: fewer steps, the same tokens."""
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -12,11 +13,13 @@ from support.engine_driver import Driver
 from tokenizers import Tokenizer
 
 from mlxhost.wire import data
+from mlxhost.worker.batch import Batch, Token
 from mlxhost.worker.card import model_card
 from mlxhost.worker.grammar import flat
 from mlxhost.worker.grammar.jump import Plan
 from mlxhost.worker.kv import RowKV
 from mlxhost.worker.models.load import LoadedModel, load_model
+from mlxhost.worker.row import Row
 
 PROMPTS = [list(range(40, 40 + n)) for n in (20, 7, 33, 12)]
 SCHEMA = {
@@ -115,6 +118,26 @@ def test_a_jump_stops_at_max_tokens(engine: Driver, limit: int) -> None:
     jumped, _, _ = outputs(engine, samplings, jumps=True, max_tokens=limit)
     assert jumped == stepwise
     assert all(len(tokens) == limit for tokens in jumped[:-1])
+
+
+@pytest.mark.parametrize("fail_at", [5, 13, 14])
+def test_a_row_that_begins_again_after_a_failed_step_loses_no_forced_text(
+    engine: Driver, monkeypatch: pytest.MonkeyPatch, fail_at: int
+) -> None:
+    """The step that it runs alone first gives its tokens to the output, whatever its grammar forces."""
+    samplings = [data.Sampling(temperature=1.0, seed=i) for i in range(3)]
+    undisturbed, _, _ = outputs(engine, samplings, jumps=True)
+    advance, calls = Batch.advance, itertools.count(1)
+
+    def failing(batch: Batch) -> list[tuple[Row, Token]]:
+        if batch is engine.engine.batch and next(calls) == fail_at:
+            raise RuntimeError("by chance")
+        return advance(batch)
+
+    monkeypatch.setattr(Batch, "advance", failing)
+    failed = engine.engine.stepper.failed_steps
+    assert outputs(engine, samplings, jumps=True)[0] == undisturbed
+    assert engine.engine.stepper.failed_steps == failed + 1
 
 
 def test_draws_are_kept_as_far_as_they_agree() -> None:
