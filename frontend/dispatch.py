@@ -58,7 +58,8 @@ class Dispatcher:
         self._replays = Replays(self._resend)
         self._next_handle = 0
         self._changed = asyncio.Event()
-        self.on_absent: Callable[[str], None] = lambda _: None  # told of a model that a lost row waits for
+        # Told of a model that a lost row waits for; raises ApiError when it will not come.
+        self.on_absent: Callable[[str], None] = lambda _: None
         self.dropped: Counter[str] = Counter()  # messages that were ignored, by reason
         socket = context.socket(zmq.ROUTER)
         sockets.configure(socket)

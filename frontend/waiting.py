@@ -71,11 +71,17 @@ class Waiting:
         return queue.progress if queue else {}
 
     def wish(self, name: str) -> None:
-        """A request that waits elsewhere (for another worker, see replay) needs the model."""
+        """A request that waits elsewhere (for another worker, see replay) needs the model. Called again and
+        again; raises what the supervisor has refused it with."""
         model = self._table.resolve(name)
         if model.on_demand:
             queue = self._queues.setdefault(model.name, _Queue())
-            queue.wished_until = time.monotonic() + WISH_S
+            now = time.monotonic()
+            if not queue.waiting and now > queue.wished_until:
+                queue.refused = None  # that was another time
+            queue.wished_until = now + WISH_S
+            if queue.refused:
+                raise queue.refused
             self._keep_asking(model.name, queue)
 
     def now(self, name: str) -> FleetModel | None:

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from mlxhost.frontend.errors import Unavailable
+from mlxhost.frontend.errors import ApiError, BadRequest, Unavailable
 from mlxhost.frontend.http.body import read_body
 from mlxhost.frontend.http.context import services_of
 from mlxhost.wire.control import News, Reply
@@ -63,7 +63,7 @@ async def _answer(http: web.Request, op: str, call: Call) -> web.StreamResponse:
 
 
 async def _streamed(http: web.Request, op: str, call: Call) -> web.StreamResponse:
-    """News as they come, then the answer; the status is 200 whatever that says."""
+    """News as they come, then the answer, or why there is none; the status is 200 whatever that says."""
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-cache"})
     await response.prepare(http)
     news: asyncio.Queue[News] = asyncio.Queue()
@@ -71,21 +71,31 @@ async def _streamed(http: web.Request, op: str, call: Call) -> web.StreamRespons
     try:
         while not (calling.done() and news.empty()):
             waiting = asyncio.create_task(news.get())
-            await asyncio.wait({calling, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            try:
+                await asyncio.wait({calling, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    told = waiting.result()
+                    await response.write(_line({"news": told.message, "data": told.data}))
+            finally:
                 waiting.cancel()
-                continue
-            told = waiting.result()
-            await response.write(_line({"news": told.message, "data": told.data}))
-        await response.write(_line(_shown(calling.result())))
+        await response.write(_line(await _outcome(calling)))
     finally:
         calling.cancel()
     await response.write_eof()
     return response
 
 
+async def _outcome(calling: "asyncio.Task[Reply]") -> dict[str, Any]:
+    """The answer, or the error in its place: the headers of another response could not be sent any more."""
+    try:
+        return _shown(await calling)
+    except ApiError as error:
+        return {"code": error.code or error.kind, "message": error.message, "result": {}}
+
+
 async def _call(http: web.Request, op: str, call: Call, news: asyncio.Queue[News]) -> Reply:
-    """The supervisor's answer. Raises Unavailable when it gives none."""
+    """The supervisor's answer. Raises Unavailable when it gives none, BadRequest for arguments that cannot be
+    sent."""
     control = services_of(http).control
     try:
         return await control.call(
@@ -98,6 +108,8 @@ async def _call(http: web.Request, op: str, call: Call, news: asyncio.Queue[News
         )
     except TimeoutError:
         raise Unavailable("the supervisor does not answer", "supervisor_silent") from None
+    except OverflowError:
+        raise BadRequest("an integer in `args` has more than 64 bits", param="args") from None
 
 
 def _shown(reply: Reply) -> dict[str, Any]:

@@ -45,9 +45,12 @@ def comment(progress: dict[str, object]) -> bytes:
 
 
 async def open_stream(http: web.Request, services: Services, headers: Mapping[str, str]) -> EventStream:
-    """The request's stream, its headers sent: with `headers` among them, unless they went out early."""
+    """The request's stream, its headers sent: with `headers` among them, or as comments when they went out
+    early."""
     if early_key in http:
-        return http[early_key]
+        stream = http[early_key]
+        await stream.send(b"".join(f": {name}: {value}\n\n".encode() for name, value in headers.items()))
+        return stream
     stream = EventStream(http, services.keep_alive, headers)
     await stream.open()
     return stream

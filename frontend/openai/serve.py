@@ -115,7 +115,8 @@ async def serve(
     )
     try:
         await generation.accepted()
-        if unenforced := call.rows[0].warning:
+        # One choice may be admitted before the others; what it is told holds for all.
+        if unenforced := next((row.warning for row in call.rows if row.warning), ""):
             warning = f"not enforced: {unenforced}"
         headers = warning_header(warning)
         if not body.stream:

@@ -51,7 +51,7 @@ async def served(model: SlowModel) -> AsyncIterator[str]:
         except ApiError as error:
             failed = web.Response(status=error.status, body=error_body(error))
             return await early.end_with(http, failed)
-        stream = await early.open_stream(http, services, {})
+        stream = await early.open_stream(http, services, {"Warning": "199 x"})
         await stream.send(b"data: token\n\n")
         return await stream.close()
 
@@ -82,7 +82,7 @@ async def until_comment(response: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def test_a_stream_gets_headers_and_progress_before_its_model_is_there() -> None:
-    """Status 200 and comments with the progress, then the answer on the same stream."""
+    """Status 200 and comments with the progress, then late headers and the answer on the same stream."""
 
     async def run() -> None:
         model = SlowModel()
@@ -94,7 +94,8 @@ def test_a_stream_gets_headers_and_progress_before_its_model_is_there() -> None:
             assert response.status == 200
             assert await until_comment(response) == {"message": "loading 40 %", "done": 4, "total": 10}
             model.loaded.set_result("m")
-            assert (await response.content.read()).endswith(b"data: token\n\n")
+            rest = await response.content.read()
+            assert rest.endswith(b": Warning: 199 x\n\ndata: token\n\n"), "a header that came too late"
 
     asyncio.run(run())
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlxhost.frontend import waiting
 from mlxhost.frontend.errors import (
     DoesNotFit,
     ModelNotFound,
@@ -225,6 +226,26 @@ def test_a_row_that_waits_elsewhere_keeps_the_question_up() -> None:
         made.waiting.wish("m")
         await asyncio.sleep(0)
         assert made.supervisor.asked == ["want m"]
+        await made.waiting.close()
+
+    asyncio.run(run())
+
+
+def test_a_wish_hears_of_a_refusal_and_is_made_anew_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was refused while somebody wished is told; a later wish is a question of its own."""
+    monkeypatch.setattr(waiting, "WISH_S", 0.2)
+
+    async def run() -> None:
+        made = Made("absent")
+        made.supervisor.replies.put_nowait(("refused", "needs 9 GB"))
+        made.waiting.wish("m")
+        await asyncio.sleep(0.02)
+        with pytest.raises(DoesNotFit, match="needs 9 GB"):
+            made.waiting.wish("m")
+        await asyncio.sleep(0.3)
+        made.waiting.wish("m")
+        await asyncio.sleep(0)
+        assert made.supervisor.asked == ["want m", "want m"]
         await made.waiting.close()
 
     asyncio.run(run())
