@@ -25,6 +25,9 @@ from mlxhost.worker.grammar.vocabulary import read_pieces
 
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the vocabulary takes
 _RECURSION = 2000  # levels of nesting that fit on the stack
+# What is told of a grammar, whose own text may be in it.
+_MAX_NOTES = 20
+_MAX_CHARS = 500
 
 
 def main() -> int:
@@ -82,13 +85,24 @@ def _compile(vocabulary: xgr.Vocabulary, frame: bytes, said: BinaryIO) -> Reply:
         notes += [
             xgr.plain(line).removeprefix("Warning: ") for line in said.read().decode().splitlines() if line
         ]
-        return Result(value, list(dict.fromkeys(notes)))
+        return Result(value, _told(notes))
     except xgr.GrammarError as error:
-        return Failed(str(error))
+        return Failed(_cut(str(error)))
     except MemoryError:
         return Failed("compiling it takes too much memory")
     except RecursionError:
         return Failed("it is nested too deeply")
+
+
+def _told(notes: list[str]) -> list[str]:
+    """Each note once; so many that whoever reads them can."""
+    told = list(dict.fromkeys(map(_cut, notes)))
+    more = len(told) - _MAX_NOTES
+    return told if more <= 0 else [*told[:_MAX_NOTES], f"and {more} more"]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
 def _limit_memory() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlxhost.wire.control import ModelCard
 from mlxhost.wire.data import Grammar
-from mlxhost.worker.grammar.helper import Cancelled, Helper, Tokenizer
+from mlxhost.worker.grammar.helper import Cancelled, CompilerFailed, Helper, Tokenizer
 from mlxhost.worker.grammar.xgr import Compiled, GrammarError, Vocabulary, compile_grammar
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ IDLE_S = 30.0  # after which a compiler process ends and gives its memory back
 CACHE_BYTES = 64 * 1024 * 1024
 _CACHE_ENTRIES = 256
 _PROCESSES = 2
+_CLOSE_S = 2.0  # for all pool threads to end; one that is compiling here cannot be interrupted
 _STACK_BYTES = 32 * 1024 * 1024  # of a pool thread: more than a compiler process has, whatever the platform
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -35,15 +36,18 @@ Key = tuple[str, str]  # kind, value
 
 @dataclass(frozen=True)
 class Outcome:
-    """A grammar ready to use, with what of it cannot be enforced, or why there is none."""
+    """A grammar ready to use, with what of it cannot be enforced, or why there is none. `lasting`: it would
+    be the same another time."""
 
     compiled: Compiled | None = None
     notes: tuple[str, ...] = ()
     error: str = ""
+    lasting: bool = True
 
     @property
     def nbytes(self) -> int:
-        return self.compiled.nbytes if self.compiled is not None else 1024
+        text = len(self.error) + sum(map(len, self.notes))
+        return text + (self.compiled.nbytes if self.compiled is not None else 0)
 
 
 @dataclass(eq=False)
@@ -135,8 +139,9 @@ class Compiler:
             shared.queue.clear()
             shared.changed.notify_all()
             threads = list(self._threads)
+        end = time.monotonic() + _CLOSE_S
         for thread in threads:
-            thread.join(timeout=5.0)
+            thread.join(max(0.0, end - time.monotonic()))
 
     # Pool threads
 
@@ -166,6 +171,7 @@ class Compiler:
                 return None
             job = shared.queue.popleft()
             job.helper = helper
+            helper.begin()
             return job
 
     def _compile(self, helper: Helper, key: Key) -> Outcome:
@@ -173,17 +179,24 @@ class Compiler:
             result = helper.compile(*key, limit_s=self._limit_s)
             compiled = compile_grammar(self._vocabulary_here(), key[0], result.value)
             return Outcome(compiled, tuple(result.notes))
+        except CompilerFailed as error:
+            return Outcome(error=str(error), lasting=False)
         except GrammarError as error:
             return Outcome(error=str(error))
         except Exception as error:  # whatever it is, the rows that wait must hear of it
             log.error("the grammar compiler failed: %s", error, exc_info=error)
-            return Outcome(error=f"the grammar compiler failed: {error}")
+            helper.close()
+            return Outcome(error=f"the grammar compiler failed: {error}", lasting=False)
 
     def _vocabulary_here(self) -> Vocabulary:
         """The vocabulary in this process, from the file that the compiler process left."""
         with self._loading:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary.load(self._tokenizer.cache.read_text())
+                text = self._tokenizer.cache.read_text()
+                try:
+                    self._vocabulary = Vocabulary.load(text)
+                except GrammarError as error:
+                    raise CompilerFailed(f"{self._tokenizer.cache}: {error}") from None
             return self._vocabulary
 
     def _done(self, job: _Job, outcome: Outcome) -> None:
@@ -192,15 +205,21 @@ class Compiler:
             if shared.closed or shared.jobs.get(job.key) is not job:
                 return  # withdrawn meanwhile, and perhaps asked for again
             del shared.jobs[job.key]
-            self._remember(job.key, outcome)
+            if outcome.lasting:
+                self._remember(job.key, outcome)
         self._on_done(job.key, outcome)
 
     def _remember(self, key: Key, outcome: Outcome) -> None:
         self._cache[key] = outcome
-        self._cached_bytes += outcome.nbytes
+        self._cached_bytes += _size(key, outcome)
         while self._cached_bytes > CACHE_BYTES or len(self._cache) > _CACHE_ENTRIES:
-            _, old = self._cache.popitem(last=False)
-            self._cached_bytes -= old.nbytes
+            old = self._cache.popitem(last=False)
+            self._cached_bytes -= _size(*old)
+
+
+def _size(key: Key, outcome: Outcome) -> int:
+    """Bytes that an entry of the cache takes, roughly; a large grammar's text may well be most of it."""
+    return len(key[1]) + outcome.nbytes
 
 
 def key_of(grammar: Grammar) -> Key:

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -31,20 +32,32 @@ class Cancelled(Exception):
     """Nobody waits for the result any more."""
 
 
+class CompilerFailed(GrammarError):
+    """The process gave no verdict on the grammar: it did not start, it ended, or it took too long. Another
+    time it may."""
+
+
 class Helper:
-    """One compiler process. Used by one thread; only `cancel` may be called by another."""
+    """One compiler process. Used by one thread; only `begin` and `cancel` may be called by another."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._process: subprocess.Popen[bytes] | None = None
         self._cancelled = False
+        self._killed = False  # by a cancel that came when there was nothing left to end
+
+    def begin(self) -> None:
+        """What is cancelled from now on is the next `compile`; the two never overlap with `cancel`."""
+        self._killed, self._cancelled = self._killed or self._cancelled, False
 
     def compile(self, kind: str, value: str, limit_s: float) -> Result:
         """Compile in the process, which is killed when it takes longer than `limit_s`.
 
-        Raises GrammarError with the reason, or Cancelled.
+        Raises GrammarError with the reason, CompilerFailed when there was no verdict, or Cancelled.
         """
-        self._cancelled = False
+        if self._killed:
+            self._killed = False
+            self.close()
         self.start()
         job = Job(kind, value, list(self._tokenizer.stop_ids))
         reply = self._ask(msgspec.msgpack.encode(job), limit_s)
@@ -54,10 +67,12 @@ class Helper:
         return reply
 
     def start(self) -> None:
-        """Have the process running and its vocabulary loaded. Raises GrammarError or Cancelled."""
+        """Have the process running and its vocabulary loaded. Raises CompilerFailed or Cancelled."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
+        if self._cancelled:
+            raise Cancelled
         t = self._tokenizer
         stops = ",".join(map(str, t.stop_ids))
         self._process = subprocess.Popen(
@@ -66,13 +81,15 @@ class Helper:
             stdout=subprocess.PIPE,
             bufsize=0,
         )
-        reply = self._receive(_START_S)
+        if self._cancelled:  # before there was a process to kill
+            self._gone()
+        reply = self._receive(_START_S, "the grammar compiler takes longer than {:g} s to start")
         if isinstance(reply, Failed):
             self.close()
-            raise GrammarError(reply.reason)
+            raise CompilerFailed(reply.reason)
 
     def cancel(self) -> None:
-        """End the process in whatever it is doing: `compile` raises Cancelled."""
+        """End the process in whatever it is doing for the job that has begun: `compile` raises Cancelled."""
         self._cancelled = True
         if (process := self._process) is not None:
             process.kill()
@@ -96,11 +113,11 @@ class Helper:
             while view:  # a raw pipe takes part of a large value
                 view = view[process.stdin.write(view) :]
         except (OSError, ValueError):
-            return self._gone()
-        return self._receive(limit_s)
+            self._gone()
+        return self._receive(limit_s, "compiling it takes longer than {:g} s")
 
-    def _receive(self, limit_s: float) -> Reply:
-        """The next reply. A process that is late is killed."""
+    def _receive(self, limit_s: float, late: str) -> Reply:
+        """The next reply. A process that is late is killed, and CompilerFailed raised."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -112,10 +129,10 @@ class Helper:
             while size is None or len(data) < size:
                 if not selector.select(max(0.0, end - time.monotonic())):
                     self.close()
-                    return Failed(f"compiling it takes longer than {limit_s:g} s")
+                    raise CompilerFailed(late.format(limit_s))
                 block = os.read(process.stdout.fileno(), 1 << 20)
                 if not block:
-                    return self._gone()
+                    self._gone()
                 data += block
                 if size is None and len(data) >= 4:
                     size = int.from_bytes(data[:4], "little")
@@ -126,10 +143,10 @@ class Helper:
         reply: Reply = msgspec.msgpack.decode(bytes(data), type=Up | Result | Failed)
         return reply
 
-    def _gone(self) -> Reply:
+    def _gone(self) -> NoReturn:
         """The process ended by itself or was cancelled."""
         self.close()
         if self._cancelled:
             self._cancelled = False
             raise Cancelled
-        return Failed("the grammar compiler failed on it (out of memory or stack)")
+        raise CompilerFailed("the grammar compiler failed on it (out of memory or stack)")

@@ -2,6 +2,7 @@
 
 import json
 import queue
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from mlxhost.wire.data import Grammar
 from mlxhost.worker.card import model_card
+from mlxhost.worker.grammar import compiler as pool_module
 from mlxhost.worker.grammar.compiler import MAX_VALUE_BYTES, Compiler, Key, Outcome, key_of, tokenizer_of
-from mlxhost.worker.grammar.helper import Tokenizer
+from mlxhost.worker.grammar.helper import Cancelled, Helper, Tokenizer
 from mlxhost.worker.grammar.xgr import GrammarError
 
 Done = queue.SimpleQueue[tuple[Key, Outcome]]
@@ -155,6 +157,61 @@ def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     compiler = Compiler(broken, lambda key, outcome: done.put((key, outcome)))
     assert "tokenizer.json: No such file" in outcome_of((compiler, done), ("regex", "a")).error
     compiler.close()
+
+
+def test_what_had_no_verdict_is_tried_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A grammar is not held to be wrong for ever because the compiler could not start once."""
+    later = Tokenizer(tmp_path / "tokenizer.json", tmp_path / "x.json", tokenizer.vocab_size, (1,))
+    done: Done = queue.SimpleQueue()
+    compiler = Compiler(later, lambda key, outcome: done.put((key, outcome)))
+    try:
+        assert outcome_of((compiler, done), ("regex", "a")).error
+        shutil.copy(tokenizer.path, later.path)
+        assert outcome_of((compiler, done), ("regex", "a")).error == ""
+    finally:
+        compiler.close()
+
+
+@pytest.mark.slow
+def test_a_cancel_hits_the_job_that_it_is_for(tokenizer: Tokenizer) -> None:
+    """One that comes when its job is over does not fail the next; one that comes early is not forgotten."""
+    helper = Helper(tokenizer)
+    try:
+        for start in (False, True):
+            helper.begin()
+            if start:
+                helper.compile("regex", "a", 30)
+                helper.begin()
+            helper.cancel()
+            with pytest.raises(Cancelled):
+                helper.compile("regex", "b", 30)
+        for _ in range(2):
+            helper.begin()
+            helper.compile("regex", "c", 30)
+            helper.cancel()
+    finally:
+        helper.close()
+
+
+def test_the_cache_counts_the_text_of_grammars(
+    pool: tuple[Compiler, Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong ones, too, make room for others; and what is told of one is short."""
+    monkeypatch.setattr(pool_module, "CACHE_BYTES", 100_000)
+    large: Key = ("regex", "[" + "a" * 80_000)
+    assert len(outcome_of(pool, large).error) < 1000
+    assert pool[0].ask(large) is not None
+    assert outcome_of(pool, ("regex", "(" + "b" * 80_000)).error
+    assert outcome_of(pool, ("regex", "c")).error == ""
+    assert pool[0].ask(large) is None
+    assert pool[1].get(timeout=60)[0] == large
+
+
+def test_notes_are_few(pool: tuple[Compiler, Done]) -> None:
+    """A thousand keywords that cannot be enforced are not all listed."""
+    schema = {"type": "array", "prefixItems": [{"type": "string", "not": {}}] * 1000}
+    notes = outcome_of(pool, ("json_schema", json.dumps(schema))).notes
+    assert (len(notes), notes[-1]) == (21, "and 980 more")
 
 
 def test_a_large_grammar_is_refused_before_it_is_sent() -> None:
