@@ -49,7 +49,9 @@ def wake(engine: Engine, residence: Residence) -> dict[str, Any]:
     before, started = resident_bytes(), time.monotonic()
     read = residence.resident is None
     if residence.resident is None:
-        _reading(engine, residence.load)
+        # The files may have changed meanwhile.
+        _reading(engine, lambda: residence.replace(residence.path))
+        _rebase(engine, residence)
     _serve(engine, residence)
     return {
         "read_weights": read,
@@ -77,8 +79,7 @@ def reload(engine: Engine, residence: Residence, path: Path) -> dict[str, Any]:
     on, when they cannot be served."""
     started, asleep = time.monotonic(), engine.holds.asleep
     _reading(engine, lambda: residence.replace(path))
-    if residence.resident is not None:
-        engine.stepper.prefix.rebase(model_fingerprint(residence.resident.directory, residence.dtype))
+    _rebase(engine, residence)
     if asleep:
         residence.drop()
     else:
@@ -102,6 +103,12 @@ def _serve(engine: Engine, residence: Residence) -> None:
     if residence.resident is None:
         raise ModelError("bad_model", "the model is not in memory")
     engine.serve(residence.resident.loaded.model, residence.resident.card)
+
+
+def _rebase(engine: Engine, residence: Residence) -> None:
+    """What the prefix cache has of other weights must not be found."""
+    if residence.resident is not None:
+        engine.stepper.prefix.rebase(model_fingerprint(residence.resident.directory, residence.dtype))
 
 
 def _reading(engine: Engine, read: Callable[[], object]) -> None:

@@ -64,6 +64,15 @@ def file_name(key: bytes, kind: Kind) -> str:
     return f"{key.hex()}.{kind}{SUFFIX}"
 
 
+def record_named(name: str) -> tuple[bytes, Kind] | None:
+    """The key and kind of the record whose file is called `name`; None for any other file."""
+    key, _, kind = name.removesuffix(SUFFIX).partition(".")
+    try:
+        return bytes.fromhex(key), Kind(kind)
+    except ValueError:
+        return None
+
+
 def write(directory: Path, header: Header, pieces: Sequence[Piece]) -> int:
     """Write a record durably; its size. Raises OSError, and leaves nothing behind."""
     digest = _digest(header)

@@ -95,12 +95,14 @@ class PrefixIndex:
         key = child_key(parent, tokens)
         node = self.nodes.get(key)
         if node is None:
-            node = self.nodes[key] = Node(key, parent, start, tokens)
-            self._children.setdefault(parent, {})[key] = node
+            node = Node(key, parent, start, tokens)
+            self._know(node)
         return node
 
     def put(self, node: Node, kind: Kind, nbytes: int) -> Record:
-        """A record of `node`, which had none of the kind."""
+        """A record of `node`, which had none of the kind. A node that went with its last record is back."""
+        if node.key not in self.nodes:
+            self._know(node)
         record = node.records[kind] = Record(node, kind, nbytes)
         if kind is Kind.KV:
             self.tokens += node.length
@@ -120,6 +122,10 @@ class PrefixIndex:
             del siblings[node.key]
             if not siblings:
                 del self._children[node.parent]
+
+    def _know(self, node: Node) -> None:
+        self.nodes[node.key] = node
+        self._children.setdefault(node.parent, {})[node.key] = node
 
     def children(self, key: bytes) -> list[Node]:
         """Known continuations of a node or root."""

@@ -206,12 +206,16 @@ class PrefixCache:
         return self.store.missing == 0
 
     def rebase(self, fingerprint: str) -> None:
-        """The weights are others now: every record is foreign. No row may be running."""
+        """The weights may be others now, of which every record is foreign. No row may be running."""
+        if fingerprint == self._fingerprint:
+            return
         self.close(0.0)
-        self._fingerprint = fingerprint
+        before, self._fingerprint = self.store, fingerprint
         self._cursors.clear()
         self._sessions.clear()
         self.store = self._opened()
+        if before is not None:
+            self.shrink(before.ram_cap)
 
     def close(self, flush_s: float) -> None:
         """Write what can be written within `flush_s`, and end the disk's thread."""

@@ -397,9 +397,11 @@ class RecordStore:
 
     def _on_removed(self, names: Sequence[str]) -> None:
         for name in names:
-            key, _, kind = name.removesuffix(files.SUFFIX).partition(".")
-            node = self.index.nodes.get(bytes.fromhex(key))
-            record = node.records.get(Kind(kind)) if node else None
+            if (named := files.record_named(name)) is None:
+                continue  # a stranger's file
+            key, kind = named
+            node = self.index.nodes.get(key)
+            record = node.records.get(kind) if node else None
             if record is None or not record.on_disk:
                 continue
             record.on_disk = False

@@ -129,6 +129,17 @@ def test_a_lost_block_cuts_the_chain_and_its_return_mends_it() -> None:
     assert match(index, tokens).position == 1000
 
 
+def test_a_node_whose_first_record_went_before_its_second_came_is_known() -> None:
+    """RAM too small for a node's records: one leaves while the next is put there, and both can go."""
+    index = PrefixIndex(Needs(windows=(512,)))
+    node = index.add(ROOT, 0, token_bytes(range(BLOCK_TOKENS)))
+    index.discard(index.put(node, Kind.KV, 1))
+    second = index.put(node, Kind.ROTATING, 1)
+    assert list(index.nodes.values()) == [node] == index.children(ROOT)
+    index.discard(second)
+    assert (len(index), index.children(ROOT), index.tokens) == (0, [], 0)
+
+
 def test_counts_follow_what_is_held() -> None:
     """Tokens and nodes go back to nothing when every record is discarded."""
     index = PrefixIndex(Needs((4,)))

@@ -1,6 +1,7 @@
 """The prefix cache of real worker processes: restarts, kills, replicas, sleep, reload, calls."""
 
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,27 @@ def test_sleep_keeps_the_cache_and_other_weights_lose_it(
         assert cached == 0
         assert changed != tokens
         assert ask(worker, 4, PROMPT) == (changed, 599)
+
+
+@pytest.mark.slow
+def test_weights_that_changed_during_sleep_find_none_of_the_old_cache(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    """The files are others at wake: the answer is theirs, with nothing cached. Of another shape: no wake."""
+    model = shutil.copytree(tiny_models["llama"], tmp_path / "model")
+    other = build("llama", tmp_path / "other", seed=7)
+    shape = build("llama", tmp_path / "shape", intermediate_size=80)
+    with start(tmp_path, other, "b") as fresh:
+        expected, _ = ask(fresh, 1, PROMPT)
+    with start(tmp_path, model, "a") as worker:
+        ask(worker, 1, PROMPT)
+        assert worker.call("sleep", level=2).code == "ok"
+        shutil.copytree(shape, model, dirs_exist_ok=True)
+        refused = worker.call("wake")
+        assert (refused.code, "same shape" in refused.message) == ("failed", True)
+        shutil.copytree(other, model, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        assert worker.call("wake").code == "ok"
+        assert ask(worker, 2, PROMPT) == (expected, 0)
 
 
 @pytest.mark.slow

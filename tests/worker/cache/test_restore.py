@@ -11,6 +11,7 @@ from support.prefix import cached_driver, finish
 from support.tiny_models import FAMILIES
 
 from mlxhost.wire.data import Finish
+from mlxhost.worker.cache.keys import model_fingerprint
 from mlxhost.worker.models.load import LoadedModel, load_model
 
 
@@ -188,6 +189,20 @@ def test_a_cache_too_small_for_one_row_changes_no_token(llama: LoadedModel, tmp_
     assert second.cached_tokens > 1000
     assert driver.prefix.store is not None
     assert driver.prefix.store.ram_bytes <= 300_000
+    driver.close()
+
+
+def test_other_weights_get_no_more_room_than_the_lease_leaves(llama: LoadedModel, tmp_path: Path) -> None:
+    """The cap of now holds for the records of new weights; the same weights keep theirs."""
+    driver = cached_driver(llama, tmp_path)
+    ask(driver, 1, ids(llama, 600, 1))
+    driver.prefix.shrink(1 << 20)
+    kept = driver.prefix.store
+    driver.prefix.rebase(model_fingerprint(tmp_path, "float32"))
+    assert driver.prefix.store is kept
+    driver.prefix.rebase("another")
+    assert driver.prefix.store is not None
+    assert (driver.prefix.store.ram_cap, driver.prefix.tokens) == (1 << 20, 0)
     driver.close()
 
 

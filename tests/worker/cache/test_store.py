@@ -1,5 +1,6 @@
 """The tiers: what stays in RAM, what is written when, what a bad disk costs."""
 
+import os
 import random
 import shutil
 import subprocess
@@ -168,6 +169,22 @@ def test_the_disk_keeps_its_cap_over_all_models(tmp_path: Path) -> None:
     assert not stale.exists()
     until(made, lambda: len(made.index) == len(files(tmp_path)))
     assert nodes[-1].key in made.index.nodes
+
+
+def test_a_strangers_file_is_cleared_away_like_any_other(tmp_path: Path) -> None:
+    """A file with the suffix of records that is none, put there while the worker runs."""
+    made = store(tmp_path, ram_blocks=100, cap=6 * BLOCK_BYTES)
+    block(made, 0)
+    flush(made)
+    strangers = [tmp_path / "model" / f"{name}.safetensors" for name in ("weights", f"{'0' * 64}.other")]
+    for path in strangers:
+        path.write_bytes(b"x" * BLOCK_BYTES)
+        os.utime(path, (1.0, 1.0))
+    for i in range(1, 12):
+        block(made, i)
+        flush(made)
+    until(made, lambda: not any(path.exists() for path in strangers))
+    until(made, lambda: made.disk_bytes <= 6 * BLOCK_BYTES)
 
 
 def test_two_processes_share_a_directory(tmp_path: Path) -> None:
