@@ -51,6 +51,7 @@ class Device(Protocol):
 
     def may_run(self, *, wait: bool) -> bool: ...
     def ran(self) -> None: ...
+    def withdraw(self) -> None: ...
     def stepped(self) -> None: ...
     def weigh(self, weight: float) -> None: ...
 
@@ -66,6 +67,9 @@ class Alone:
 
     def ran(self) -> None:
         """Nothing to give back."""
+
+    def withdraw(self) -> None:
+        """Nobody to tell."""
 
     def stepped(self) -> None:
         """Nobody to tell."""
@@ -127,6 +131,11 @@ class Turns:
             self._numbers[_SHARED] = now
             self._holds = False
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _TURN_LOCK)
+
+    def withdraw(self) -> None:
+        """There is no chunk to run any more: a turn that was asked for is not wanted."""
+        if self._asked:
+            self._numbers[self._row + _WAITS] = self._asked = 0.0
 
     def stepped(self) -> None:
         """A decode step ended, and another one follows."""

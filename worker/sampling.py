@@ -30,6 +30,9 @@ _SPAN = 40.0
 # ...this often, to 40 / 2^26 = 6e-7 nats, the resolution of a float32 logit.
 _ROUNDS = 26
 
+# Colder than this only the largest logit is ever drawn, and scaled logits come to overflow a float32.
+_GREEDY_BELOW = 1e-6
+
 MASK64 = (1 << 64) - 1
 _XTC_SALT = 0x585443  # so that XTC's chance and the draw's noise differ
 
@@ -89,7 +92,7 @@ class RowSampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature <= 0.0
+        return self.temperature < _GREEDY_BELOW
 
     @property
     def narrow(self) -> bool:

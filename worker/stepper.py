@@ -194,7 +194,10 @@ class Stepper:
 
     def _prefill(self) -> None:
         row = self._next_to_prefill()
-        if row is None or not self.device.may_run(wait=self.batch.idle):
+        if row is None:
+            self.device.withdraw()
+            return
+        if not self.device.may_run(wait=self.batch.idle):
             return
         # The step in flight is done before the chunk is, and its tokens need not wait for it.
         if not self.batch.idle:

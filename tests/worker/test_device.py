@@ -186,6 +186,24 @@ def test_a_worker_that_was_idle_has_saved_up_nothing(tmp_path: Path) -> None:
     assert order.count("busy") >= 2
 
 
+def test_a_turn_that_is_not_wanted_any_more_holds_nobody_up_and_is_not_counted(tmp_path: Path) -> None:
+    """Its prompt was aborted while it waited: the other goes at once, and the next turn is asked for anew."""
+    first, second, clock = pair(tmp_path)
+    second.stepped()
+    clock.now += 0.01
+    assert first.may_run(wait=False)
+    first.ran()
+    assert not first.may_run(wait=False)  # a step of the other is due
+    first.withdraw()
+    assert second.may_run(wait=False)
+    second.ran()
+    clock.now += 3600
+    assert first.may_run(wait=False)
+    first.ran()
+    assert (first.counts.turns, first.counts.untimely) == (2, 0)
+    assert first.counts.waited_s < 1
+
+
 def test_without_a_file_every_turn_is_free() -> None:
     """No lease means no waiting."""
     alone = take_turns("", 1.0)

@@ -105,6 +105,14 @@ def test_greedy_rows_take_the_largest_logit_beside_sampled_rows() -> None:
     assert drawn[2] == best[2]
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-7, 1e-38, 5e-324])
+def test_the_coldest_temperatures_draw_the_largest_logit(temperature: float) -> None:
+    """However small, a temperature overflows nothing."""
+    x = mx.array([logits(3)])
+    for row in (RowSampling(temperature, 1.0, 0, 0.0, 1), RowSampling(temperature, 0.9, 5, 0.1, 1)):
+        assert Sampler([row], VOCAB).draw(x, [0]).tokens.item() == mx.argmax(x).item()
+
+
 def test_a_draw_depends_on_seed_and_position_only() -> None:
     """The same row draws the same token in any place of any batch."""
     x = logits(3)
