@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxhost.worker.grammar.merging import ANNOTATIONS, Schema, bare, both
+from mlxhost.worker.grammar.shapes import check
+from mlxhost.worker.grammar.values import CHECKED, Unsatisfiable, keep_what_fits
 from mlxhost.worker.grammar.xgr import GrammarError
 
 
@@ -57,7 +59,10 @@ def prepare(text: str) -> tuple[str, list[str]]:
     if not isinstance(root, dict | bool):
         raise GrammarError("the schema must be an object or a boolean")
     walk = _Walk(root)
-    prepared = walk.schema(root, "#")
+    try:
+        prepared = walk.schema(root, "#")
+    except (TypeError, AttributeError, ValueError) as error:  # in a part that is merged before it is checked
+        raise GrammarError(f"the schema is malformed: {error}") from None
     return json.dumps(prepared), list(dict.fromkeys(walk.notes))
 
 
@@ -74,6 +79,7 @@ class _Walk:
         if not isinstance(value, dict):
             return value
         schema: Schema = {k: v for k, v in value.items() if v is not None or k in ("const", "default")}
+        check(schema, path)
         for key in _COUNTS & schema.keys():  # 2.0 is an integer in JSON
             if isinstance(count := schema[key], float) and count.is_integer():
                 schema[key] = int(count)
@@ -82,8 +88,11 @@ class _Walk:
         self._old_tuples(schema)
         self._give_type(schema)
         self._name_required(schema, path)
-        _leave_out_the_impossible(schema)
+        keep_what_fits(schema, path)
+        forbidden = _leave_out_the_impossible(schema, path)
         _leave_room(schema)
+        if forbidden and _is_open(schema):
+            self._note(path, "properties that are false, beside others that are not named")
         _bound_length(schema)
         self._report(schema, path)
         inside = self._inside(schema, path)
@@ -97,13 +106,27 @@ class _Walk:
             where = f"{path}/{key}"
             if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
                 out[key] = {name: self.schema(sub, f"{where}/{name}") for name, sub in value.items()}
-            elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+            elif key in ("anyOf", "oneOf") and isinstance(value, list):
+                out[key] = self._branches(value, where)
+            elif key in ("allOf", "prefixItems") and isinstance(value, list):
                 out[key] = [self.schema(sub, f"{where}/{i}") for i, sub in enumerate(value)]
             elif key in ("items", "additionalProperties", "unevaluatedProperties", "propertyNames"):
                 out[key] = self.schema(value, where)
             else:
                 out[key] = value
         return out
+
+    def _branches(self, branches: list[Any], path: str) -> list[Any]:
+        """Those that a value can satisfy, when there are any."""
+        kept, last = [], None
+        for i, branch in enumerate(branches):
+            try:
+                kept.append(self.schema(branch, f"{path}/{i}"))
+            except Unsatisfiable as error:
+                last = error
+        if last is not None and not kept:
+            raise last
+        return kept
 
     # Rewrites, each to a schema that admits no more values
 
@@ -190,7 +213,7 @@ class _Walk:
             if isinstance(name, str) and name not in properties:
                 added[name] = next((s for p, s in patterns.items() if _matches(p, name)), other)
         if any(sub is False for sub in added.values()):
-            raise GrammarError(f"{path}: a required property is forbidden by additionalProperties")
+            raise Unsatisfiable(f"{path}: a required property is forbidden by additionalProperties")
         if added:
             schema["properties"] = properties | added
 
@@ -203,6 +226,9 @@ class _Walk:
             self._note(path, "uniqueItems")
         if "allOf" in schema:
             self._note(path, "allOf (its parts cannot be merged)")
+        listed = sorted({"enum", "const"} & schema.keys())
+        if listed and (beside := sorted((_TYPED - CHECKED - {"format"}) & schema.keys())):
+            self._note(path, f"{', '.join(beside)} beside {listed[0]}")
         for key in ("$ref", "anyOf", "oneOf"):
             beside = sorted((_TYPED | {"type", "enum", "const", "anyOf", "oneOf"}) & schema.keys() - {key})
             if key in schema and beside:
@@ -257,13 +283,25 @@ class _Walk:
         return found
 
 
-def _leave_out_the_impossible(schema: Schema) -> None:
-    """Properties and branches that no value satisfies, which the compiler does not know."""
+def _leave_out_the_impossible(schema: Schema, path: str) -> bool:
+    """Properties and branches that no value satisfies, which the compiler does not know. Whether there were
+    such properties."""
+    forbidden = set()
     if properties := schema.get("properties"):
         schema["properties"] = {name: sub for name, sub in properties.items() if sub is not False}
+        forbidden = properties.keys() - schema["properties"].keys()
+        if needed := sorted(forbidden & set(schema.get("required") or [])):
+            raise Unsatisfiable(f"{path}: the required property {needed[0]!r} is forbidden by properties")
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(key), list):
             schema[key] = [branch for branch in branches if branch is not False] or branches
+    return bool(forbidden)
+
+
+def _is_open(schema: Schema) -> bool:
+    """Whether objects may have properties that are not named."""
+    other = (schema.get(k, False) for k in ("additionalProperties", "unevaluatedProperties"))
+    return any(o is not False for o in other) or bool(schema.get("patternProperties"))
 
 
 def _bound_length(schema: Schema) -> None:

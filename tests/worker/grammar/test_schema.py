@@ -58,6 +58,12 @@ def notes(schema: Any) -> list[str]:
         # What no value satisfies.
         ({"anyOf": [False, {"type": "integer"}]}, [1], ["a"]),
         ({**OBJECT, "properties": {"a": False, "b": {"type": "integer"}}}, [{"b": 1}], [{"a": 1}]),
+        # Listed values, of which what stands beside them forbids some.
+        ({"enum": ["abc", "a", 1], "maxLength": 2}, ["a", 1], ["abc"]),
+        ({"type": "string", "enum": ["b", 1, True]}, ["b"], [1, True]),
+        ({"type": "integer", "enum": [1, 2, 2.5, True], "exclusiveMinimum": 1}, [2], [1, 2.5, True]),
+        ({"allOf": [{"enum": ["a", "bc"]}, {"pattern": "^.$"}]}, ["a"], ["bc"]),
+        ({"type": "string", "anyOf": [{"enum": ["a"]}, {"const": 1}]}, ["a"], [1]),
         # What drafts before 2020-12 wrote.
         ({"items": [{"type": "integer"}], "additionalItems": False}, [[1]], [["a"], [1, 2]]),
     ],
@@ -92,6 +98,8 @@ def test_a_schema_is_rewritten_so_that_all_of_it_holds(schema: Any, good: list[A
         ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "allOf"),
         ({**OBJECT, "patternProperties": {"a": {}, "b": {}}}, "several patternProperties"),
         ({**OBJECT, "properties": {"a": {}}, "propertyNames": {"pattern": "a"}}, "beside properties"),
+        ({**OBJECT, "properties": {"a": False}, "additionalProperties": True}, "properties that are false"),
+        ({"enum": [{}], "required": ["a"]}, "required beside enum"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema: Any, note: str) -> None:
@@ -106,6 +114,13 @@ def test_what_cannot_be_enforced_is_named_with_its_place(schema: Any, note: str)
         ("{x", "not JSON"),
         ("3", "object or a boolean"),
         (json.dumps({**OBJECT, "required": ["a"], "additionalProperties": False}), "forbidden"),
+        (json.dumps({**OBJECT, "required": ["a"], "properties": {"a": False}}), "'a' is forbidden"),
+        (json.dumps({"type": "string", "enum": [1]}), "no value of enum"),
+        (json.dumps({"type": "string", "const": 1}), "value of const"),
+        ('{"properties": 1}', "#/properties: it must be an object, and it is a number"),
+        ('{"properties": {"x": {"type": 5}}}', "#/properties/x/type"),
+        ('{"required": [1]}', "list of strings"),
+        ('{"minLength": 1, "oneOf": [{"minLength": ["a"]}]}', "malformed"),
     ],
 )
 def test_what_is_no_schema_is_refused(text: str, reason: str) -> None:
