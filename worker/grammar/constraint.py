@@ -1,11 +1,12 @@
 """One row's place in its grammar. Kept with the row, also while it is preempted."""
 
+import time
 from collections.abc import Sequence
 
 from mlxhost.worker.grammar.xgr import Compiled, Mask, Matcher
 
-# A step of a grammar is microseconds to a few milliseconds; one that is so ambiguous that it takes longer
-# than this would hold up every other row.
+# CPU seconds. A step of a grammar is microseconds to a few milliseconds; one that is so ambiguous that it
+# takes longer than this would hold up every other row.
 MAX_STEP_S = 1.0
 
 _TRIED = 24  # guessed tokens after which a row's record counts
@@ -43,10 +44,16 @@ class Constraint:
     def _accept(self, token: int) -> None:
         if not self.open:
             return
+        started = time.thread_time()
         if self._matcher.accept(token):
             self._followed.append(token)
+            self._took(time.thread_time() - started)
         else:
             self.failure = f"token {token} does not fit the grammar at position {len(self._followed)}"
+
+    def _took(self, seconds: float) -> None:
+        if seconds > MAX_STEP_S:
+            self.failure = f"the grammar is too ambiguous: one step took {seconds:.1f} s"
 
     @property
     def open(self) -> bool:
@@ -56,7 +63,9 @@ class Constraint:
     def fill(self, masks: Mask, row: int) -> None:
         """Write what may follow; everything when nothing is to follow any more."""
         if self.open:
+            started = time.thread_time()
             self._matcher.fill(masks, row)
+            self._took(time.thread_time() - started)
         else:
             masks[row] = -1
 

@@ -1,12 +1,10 @@
 """What every row of a batch may draw next, filled on the host while the forward runs."""
 
-import time
 from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from mlxhost.worker.grammar.constraint import MAX_STEP_S
 from mlxhost.worker.grammar.xgr import Mask, new_masks
 from mlxhost.worker.row import Row
 
@@ -23,11 +21,8 @@ def allowed_tokens(rows: Sequence[Row], unread: Mapping[int, int], width: int) -
         if constraint is None:
             masks[i] = -1
             continue
-        started = time.monotonic()
         constraint.follow(row.output, unread.get(id(row)) if row.launched > len(row.output) else None)
         constraint.fill(masks, i)
-        if (took := time.monotonic() - started) > MAX_STEP_S:
-            constraint.failure = f"the grammar is too ambiguous: one step took {took:.1f} s"
         if row.launched < row.min_tokens and not forbid(masks, i, row.stop_ids):
             row.min_tokens = 0
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :width]

@@ -1,5 +1,6 @@
 """A row's place in its grammar: forward, back and out of it."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ from support.grammars import STOP, compiled
 
 from mlxhost.wire import data
 from mlxhost.worker.card import model_card
-from mlxhost.worker.grammar import masks
+from mlxhost.worker.grammar import constraint as constraint_module
 from mlxhost.worker.grammar.constraint import Constraint
-from mlxhost.worker.grammar.xgr import new_masks
+from mlxhost.worker.grammar.xgr import Matcher, new_masks
 from mlxhost.worker.models.load import load_model
 
 
@@ -70,6 +71,24 @@ def test_guessing_stops_where_it_does_not_pay(agreed: int, pays: bool) -> None:
     assert constraint.jumps_pay is pays
 
 
+def test_a_step_is_as_long_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ambiguity is found wherever a token is followed; a process that stood still meanwhile is no reason."""
+    slow = Constraint(compiled("regex", "[ab]*"), [STOP])
+    accept = Matcher.accept
+
+    def late(matcher: Matcher, token: int) -> bool:
+        time.sleep(0.05)
+        return accept(matcher, token)
+
+    monkeypatch.setattr(Matcher, "accept", late)
+    monkeypatch.setattr(constraint_module, "MAX_STEP_S", 0.04)
+    slow.follow(list(b"a"))
+    assert slow.failure == ""
+    monkeypatch.setattr(constraint_module, "MAX_STEP_S", -1.0)
+    slow.follow(list(b"ab"))
+    assert "too ambiguous" in slow.failure
+
+
 def test_a_grammar_that_is_too_slow_ends_its_row_only(
     tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +96,7 @@ def test_a_grammar_that_is_too_slow_ends_its_row_only(
     directory = tiny_models["llama"]
     loaded = load_model(directory, "float32", expand_quantised=True, on_progress=lambda *_: None)
     driver = Driver(loaded.model, loaded.vocab_size, model_card(directory).eos_ids, grammars_of=directory)
-    monkeypatch.setattr(masks, "MAX_STEP_S", -1.0)
+    monkeypatch.setattr(constraint_module, "MAX_STEP_S", -1.0)
     driver.add(1, [5, 6], 20, grammar=data.Grammar("regex", "[ab]*"))
     driver.add(2, [5, 6], 20, limits={"ignore_eos": True})
     driver.run()
