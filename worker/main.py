@@ -68,7 +68,7 @@ def serve(boot: Boot, link: Link) -> None:
     residence = Residence(config, backend, init.lease, lambda progress: link.send(None, progress))
     resident = residence.load()
     tested = resident.tested
-    capacity = residence.capacity(tested.max_rows(config.max_rows or backend.max_rows))
+    capacity = residence.capacity(config.max_rows or backend.max_rows)
     grammars = Grammars(link.inbox.put, Path(config.cache_dir))
     grammars.use(resident.card, resident.loaded.vocab_size)
     engine = Engine(

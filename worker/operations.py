@@ -255,6 +255,8 @@ class Operations:
         settings = callargs.parse(ctl, callargs.Settings)
         engine = self._engine
         if settings.max_rows is not None:
+            if settings.max_rows > 1 and self._residence.one_at_a_time:
+                raise CallError("invalid", "max_rows: this model does not batch; its rows run one at a time")
             engine.admission.capacity = self._residence.capacity(settings.max_rows)
         if settings.max_queued is not None:
             self._max_queued = settings.max_queued

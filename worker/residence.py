@@ -18,6 +18,7 @@ from mlxhost.worker.card import model_card, read_json
 from mlxhost.worker.chunks import MAX_CHUNK
 from mlxhost.worker.device import Device, reading, take_turns
 from mlxhost.worker.errors import ModelError
+from mlxhost.worker.kv import Batching
 from mlxhost.worker.kvcost import KVCost
 from mlxhost.worker.models.load import DTYPES, LoadedModel, check_safetensors, load_model
 from mlxhost.worker.parameters import shapes
@@ -66,6 +67,7 @@ class Residence:
         self.kv_scheme = self.note = ""
         self._lease = lease
         self._kv_bytes = 0
+        self.one_at_a_time = False  # the model's rows may not be computed together
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._model_config: dict[str, Any] = {}
 
@@ -142,7 +144,9 @@ class Residence:
         return self._present
 
     def capacity(self, max_rows: int) -> Capacity:
-        """What `max_rows` rows can hold: at least one short row, for which `note` then says so."""
+        """What `max_rows` rows (one, where the model does not batch) can hold: at least a short one, for which
+        `note` then says so."""
+        max_rows = 1 if self.one_at_a_time else max_rows
         context = self._config.context
         max_model_len = min(self._max_model_len, context or self._max_model_len)
         capacity = Capacity(self._kv_bytes - self.cache_bytes, max_model_len, max_rows, self.cost)
@@ -166,6 +170,7 @@ class Residence:
         loaded = resident.loaded
         self.path, self.resident, self.cost = path, resident, resident.tested.cost
         self.kv_scheme = resident.warm.kv_scheme
+        self.one_at_a_time = resident.tested.shape.batching is Batching.ALONE
         self._transient_bytes = resident.warm.transient_per_token * MAX_CHUNK
         self.weights_bytes, self._max_model_len = loaded.weights_bytes, loaded.max_model_len
         self._shapes, self._model_config = shapes(loaded.model), loaded.config

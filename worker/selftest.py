@@ -30,10 +30,6 @@ class Tested:
     shape: StepShape
     notes: tuple[str, ...] = ()
 
-    def max_rows(self, wanted: int) -> int:
-        """How many rows may be computed together."""
-        return 1 if self.shape.batching is Batching.ALONE else wanted
-
 
 def self_test(model: Any, vocab_size: int, dtype: str, shape: StepShape | None = None) -> Tested:
     """The best batching, of `shape` or less, with which rows give what they give alone.

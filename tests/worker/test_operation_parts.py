@@ -1,16 +1,21 @@
-"""The pure parts behind the control operations: modes, sessions, the profile's figures."""
+"""The parts behind the control operations: modes, sessions, settings, the profile's figures."""
 
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+from support.engine_driver import Driver
 
-from mlxhost.worker import sessions
+from mlxhost.wire.control import Ctl, Lease, Reply, WorkerConfig
+from mlxhost.worker import selftest, sessions
+from mlxhost.worker.backend import detect
 from mlxhost.worker.errors import CallError
 from mlxhost.worker.events import Status
 from mlxhost.worker.modes import Hold, Holds, Mode
+from mlxhost.worker.operations import Operations
 from mlxhost.worker.profile import Profile
+from mlxhost.worker.residence import Residence
 from mlxhost.worker.sessions import Sessions
 
 
@@ -75,6 +80,26 @@ def test_a_session_id_too_long_is_refused() -> None:
     """A client cannot fill memory through ids."""
     with pytest.raises(CallError, match="256 bytes"):
         Sessions().open("x" * 257)
+
+
+def test_no_setting_makes_rows_share_steps_that_their_model_cannot_share(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A model that the self-test found not to batch runs one row at a time, whatever max_rows is set to."""
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", -1.0)
+    config = WorkerConfig("m", str(tiny_models["llama"]), dtype="float32")
+    residence = Residence(config, detect(), Lease(), lambda _: None)
+    loaded = residence.load().loaded
+    assert residence.capacity(16).max_rows == 1
+    driver = Driver(loaded.model, loaded.vocab_size, max_rows=1)
+    operations = Operations(
+        driver.engine, residence, driver, max_queued=9, open_for=lambda _: None, directory=tmp_path, label="m"
+    )
+    operations.call(Ctl("1", "set_state", "m", {"max_rows": 4}))
+    operations.call(Ctl("2", "set_state", "m", {"max_rows": 1}))
+    first, second = (m for m in driver.messages if isinstance(m, Reply))
+    assert (first.code, "does not batch" in first.message) == ("invalid", True)
+    assert (second.code, second.result["max_rows"]) == ("ok", 1)
 
 
 def test_profile_figures(tmp_path: Path) -> None:
