@@ -13,6 +13,7 @@ from mlxhost.supervisor.controlsocket import ControlSocket
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.events import Events
 from mlxhost.supervisor.inbox import Inbox
+from mlxhost.supervisor.leases.keeper import keep_leases
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.operations import Operations
 from mlxhost.supervisor.remote.keyring import Bundle
@@ -44,6 +45,7 @@ async def _join(settings: Settings, endpoint: str, bundle: Bundle, rundir: RunDi
     core.curve = bundle.keys
     lifecycle = Lifecycle(core)
     core.residency = residency = Residency(core, lifecycle)
+    keep_leases(core, lifecycle)
     handle_signals(core)
     inbox = Inbox(core, lifecycle, Operations(core, lifecycle, residency))
     core.background(inbox.run())

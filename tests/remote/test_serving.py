@@ -37,6 +37,7 @@ def test_a_machine_serves_a_model_that_only_it_has(tmp_path: Path, llama: Path) 
         fleet.wait_ready("studio:m/0")
         assert status_of(fleet.url(), "m") == 200
         assert "studio:0" in fleet.ctl("status").stdout
+        assert join.replica("studio:m/0")["lease_bytes"] > 1, "its memory is shared out there"
         (host,) = fleet.remote()["hosts"]
         assert (host["name"], host["connected"]) == ("studio", True)
         join.signal(signal.SIGTERM)
