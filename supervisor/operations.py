@@ -133,10 +133,16 @@ class Operations:
     async def _unload(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
         """Drain the model, then end its processes. `until_needed`: the next request loads it again."""
         model.goal = Goal.STANDBY if ctl.args.get("until_needed") else Goal.UNLOAD
+        self._residency.forget(model)  # who still waits for it asks again
         self._core.changed()
         self._core.events.event("", f"unloading {model.name}")
         self._lifecycle.pursue(model)
-        return await self._wait_for(client, ctl, model, "unloaded", lambda r: r.state is State.UNLOADED)
+
+        def gone(replica: Replica) -> bool:
+            kept = model.goal is Goal.STANDBY and (replica.host or replica.state is State.FAILED)
+            return replica.state is State.UNLOADED or bool(kept)
+
+        return await self._wait_for(client, ctl, model, "unloaded", gone)
 
     async def _load(self, client: bytes, ctl: Ctl, model: Model) -> Reply:
         """Load the model, also after it failed, and wait until it serves; other models make room for it by

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from mlxhost.supervisor import loglevel
+from mlxhost.supervisor import growth, loglevel
 from mlxhost.supervisor.config.diff import Differences, differences, settled, taken
 from mlxhost.supervisor.core import Core
 from mlxhost.supervisor.errors import UserError
@@ -66,6 +66,8 @@ class Reload:
                 except UserError as error:
                     return Reply(call_id, "invalid", f"nothing was changed: {error}")
                 found = differences(core.settings, after)
+                if reason := growth.too_large(core, found, after):
+                    return Reply(call_id, "invalid", f"nothing was changed: {reason}")
                 working = await self._apply(found, after)
         result = {**asdict(found), "added": [m.name for m in found.added]}
         done = await self._settled(working, wait_s, tell)
@@ -106,8 +108,9 @@ class Reload:
         working = []
         for name, fields in {**found.live, **found.renewed}.items():
             model = state.models[name]
+            crowded = "replicas" in fields and growth.crowded(core, model, specs[name].replicas)
             self._change(model, specs[name], fields)
-            if name in found.renewed:
+            if name in found.renewed or crowded:
                 working.append(self._task(f"{name} to be loaded anew", self._renew(model)))
             elif "replicas" in fields:
                 count = f"{name} to have {specs[name].replicas} replicas"
@@ -132,16 +135,17 @@ class Reload:
 
     def _change(self, model: Model, spec: ModelSpec, fields: tuple[str, ...]) -> None:
         """Take over what needs no new process; processes that start later have all of it."""
-        model.spec = spec
+        # What `ctl reload-weights` has read stays, unless the file names other weights now.
+        model.spec = spec if "path" in fields else replace(spec, path=model.spec.path)
         if "routing" in fields:
             model.routing = settled(spec, self._core.settings).routing
         if "pin" in fields:
             model.pinned = spec.pin
         if "replicas" in fields:
             _resize(model, spec.replicas)
-            self._lifecycle.pursue(model)
 
     async def _resized(self, model: Model) -> None:
+        self._lifecycle.pursue(model)
         await self._core.changes.until(lambda: not any(_ending(r) for r in model.replicas))
         model.replicas = [r for r in model.replicas if not r.retiring]
         self._core.changed()
@@ -185,8 +189,7 @@ class Reload:
         model = state.models.get(spec.name) or state.models.setdefault(
             spec.name, new_model(spec, state.routing)
         )
-        model.spec = spec
-        _resize(model, spec.replicas)
+        self._change(model, spec, ("path", "routing", "pin", "replicas"))
         self._core.changed()
         if not spec.lazy:
             self._lifecycle.load(model)

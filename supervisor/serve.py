@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mlxhost.supervisor.adminsocket import bind_admin
 from mlxhost.supervisor.clock import Clock
@@ -27,7 +27,7 @@ from mlxhost.supervisor.settings import Settings
 from mlxhost.supervisor.shutdown import shut_down
 from mlxhost.supervisor.signals import has_terminal, stop_signals
 from mlxhost.supervisor.source import Source
-from mlxhost.supervisor.state import State, new_fleet
+from mlxhost.supervisor.state import Member, Replica, State, new_fleet
 from mlxhost.wire.sockets import allow_many_files, ipc_endpoint
 
 
@@ -122,14 +122,20 @@ def _ended(core: Core) -> bool:
 
 
 def _all_ready(core: Core) -> bool:
-    return all(m.state in (State.READY, State.DRAINED, State.UNLOADED) for m in core.state.local())
+    return all(m.state in (State.READY, State.DRAINED, State.UNLOADED) for m in _first(core))
+
+
+def _first(core: Core) -> Iterator[Member]:
+    """What the start is for: the frontends, and the models that are loaded without being asked for. Others
+    may be asked for already; what becomes of them is for who asked."""
+    return (m for m in core.state.local() if not (isinstance(m, Replica) and m.model.owed))
 
 
 def _first_failure(core: Core) -> str:
     """Why the first start is in vain, if it is: one bad model should not go unseen among good ones."""
-    for replica in core.state.replicas():
-        if replica.state is State.FAILED and not replica.host:
-            return f"{replica.model.name}: {replica.reason}"
+    for member in _first(core):
+        if isinstance(member, Replica) and member.state is State.FAILED:
+            return f"{member.model.name}: {member.reason}"
     return ""
 
 

@@ -47,7 +47,7 @@ OPERATOR_SECONDS = 3600.0
 class Residency:
     def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
         self._core, self._lifecycle = core, lifecycle
-        self.sizes = Sizes(core.settings)
+        self.sizes = Sizes(lambda: core.settings)
         self.wishes = Wishes()
         self.log = DecisionLog(home() / FILE_NAME, lambda text: core.events.event("", text, "warning"))
         self._ram = ram_bytes()
@@ -81,6 +81,16 @@ class Residency:
         """Make `model` resident as soon as the rules allow it."""
         self.wishes.ask(model.name, time.monotonic(), keep_s)
         self.review()
+
+    def forget(self, model: Model) -> None:
+        """Nobody wants `model` any more."""
+        self.wishes.drop(model.name)
+
+    def room_for(self, model: Model) -> tuple[int, int, int]:
+        """Bytes: what a replica of `model` needs, what is free, and the whole budget."""
+        budget = self.budget().bytes
+        held = sum(unit.holds for unit in self.units(time.monotonic()))
+        return self.sizes.replica(model, budget), budget - held, budget
 
     def refusal(self, model: Model) -> Refuse | None:
         """Why the last wish for `model` cannot be granted, if so."""

@@ -25,13 +25,19 @@ class Size(NamedTuple):
     whole_budget: bool = False
 
 
+_Basis = tuple[Path, str, str, int]  # what a size depends on: files, dtype, quantised, context
 Estimator = Callable[[ModelSpec, Settings], Size]
 
 
 def estimated(model: ModelSpec, settings: Settings) -> Size:
     """From its files' headers. One that cannot be read is for its worker to report: it counts nothing."""
     try:
-        found = estimate(model.path, model.dtype or settings.dtype, model.context or settings.context)
+        found = estimate(
+            model.path,
+            model.dtype or settings.dtype,
+            model.context or settings.context,
+            quantised=model.quantised or settings.quantised,
+        )
     except ModelError:
         return Size(0)
     return Size(found.total_bytes, found.transient_bytes, found.plans_own_memory)
@@ -47,24 +53,39 @@ def measured(ready: Ready, transient: int) -> int:
 class Sizes:
     """What each model needs, by what is known best."""
 
-    def __init__(self, settings: Settings, estimator: Estimator = estimated) -> None:
+    def __init__(self, settings: Callable[[], Settings], estimator: Estimator = estimated) -> None:
+        """`settings` are those of now: a reload replaces them."""
         self._settings, self._estimator = settings, estimator
-        self._measured: dict[tuple[str, Path], int] = {}
+        self._measured: dict[str, tuple[_Basis, int]] = {}
 
     def learn(self, replica: Replica) -> None:
         """A worker is ready: from now on its figures count."""
         if replica.ready:
             spec = replica.model.spec
-            transient = self._estimator(spec, self._settings).transient
-            self._measured[spec.name, spec.path] = measured(replica.ready, transient)
+            transient = self._estimator(spec, self._settings()).transient
+            self._measured[spec.name] = self._basis(spec), measured(replica.ready, transient)
 
     def is_measured(self, model: Model) -> bool:
-        return (model.name, model.spec.path) in self._measured
+        return self._known(model) is not None
 
     def replica(self, model: Model, budget: int) -> int:
         """What one replica of `model` needs, loaded or not."""
-        known = self._measured.get((model.name, model.spec.path))
+        known = self._known(model)
         if known is not None:
             return known
-        size = self._estimator(model.spec, self._settings)
+        size = self._estimator(model.spec, self._settings())
         return max(size.bytes, budget) if size.whole_budget else size.bytes
+
+    def _known(self, model: Model) -> int | None:
+        """What was measured, if it still holds."""
+        basis, size = self._measured.get(model.name, (None, 0))
+        return size if basis == self._basis(model.spec) else None
+
+    def _basis(self, model: ModelSpec) -> _Basis:
+        settings = self._settings()
+        return (
+            model.path,
+            model.dtype or settings.dtype,
+            model.quantised or settings.quantised,
+            model.context or settings.context,
+        )

@@ -5,11 +5,17 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.supervisor_up import Stream, Up, gone, status_of, wait_for
+
+from mlxhost.supervisor.modelspec import Model as ModelSpec
+from mlxhost.supervisor.reload import Reload
+from mlxhost.supervisor.state import new_fleet
 
 
 @pytest.fixture
@@ -185,3 +191,16 @@ def test_reloads_at_once_come_one_after_the_other(tmp_path: Path, llama: Path) -
         fleet.reload(model("a", llama) + model("d", llama))
         wait_for(lambda: set(fleet.pids()) == {"a/0", "d/0"}, 30)
         assert [status_of(fleet.up.url(), name) for name in ("a", "d")] == [200, 200]
+
+
+def test_reloaded_weights_stay_what_they_are() -> None:
+    """A change of something else does not make later processes read the file's old weights again."""
+    spec = ModelSpec("a", Path("/a"))
+    state = new_fleet(name="f", url="", routing="round-robin", models=(spec,), frontends=0)
+    model = state.models["a"]
+    model.spec = replace(spec, path=Path("/checkpoint"))  # as after `ctl reload-weights`
+    reload = Reload(cast(Any, SimpleNamespace(state=state)), cast(Any, None), cast(Any, None), None)
+    reload._change(model, replace(spec, priority=3), ("priority",))
+    assert (model.spec.path, model.spec.priority) == (Path("/checkpoint"), 3)
+    reload._change(model, replace(spec, path=Path("/new")), ("path",))
+    assert model.spec.path == Path("/new")

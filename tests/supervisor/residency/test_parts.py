@@ -1,13 +1,16 @@
 """The parts around the planner: budget, sizes, the view of the fleet, the log, the start."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiny_models import build
 
 from mlxhost.supervisor.config.kinds import Memory
 from mlxhost.supervisor.errors import UsageError, UserError
+from mlxhost.supervisor.estimate.estimate import estimate
 from mlxhost.supervisor.goals import Step, next_step
 from mlxhost.supervisor.modelspec import Model as ModelSpec
 from mlxhost.supervisor.residency import decisions
@@ -16,9 +19,11 @@ from mlxhost.supervisor.residency.decisions import DecisionLog, decision, read_l
 from mlxhost.supervisor.residency.facts import Budget, Load, Phase, Unit, Wish
 from mlxhost.supervisor.residency.freed import TOLD_FROM_NOISE, wait_freed
 from mlxhost.supervisor.residency.preload import chosen, order
+from mlxhost.supervisor.residency.sizes import Sizes
 from mlxhost.supervisor.residency.units import unit
+from mlxhost.supervisor.settings import Settings
 from mlxhost.supervisor.state import Goal, Model, Replica, State
-from mlxhost.wire.control import Heartbeat
+from mlxhost.wire.control import Heartbeat, ModelCard, Ready
 from mlxhost.wire.data import Load as WorkerLoad
 
 GIB = 2**30
@@ -150,3 +155,21 @@ def test_the_log_is_capped_and_survives_a_full_disk(tmp_path: Path, monkeypatch:
     assert len(told) == 1
     with pytest.raises(UserError, match="cannot be read"):
         list(read_log(broken.path))
+
+
+def test_sizes_follow_the_settings_of_now(tmp_path: Path) -> None:
+    """What was measured holds for the settings under which it was; quantised weights count as kept."""
+    built = build("llama", tmp_path / "m", bits=4)
+    made = Model(spec=ModelSpec("m", built), routing="round-robin")
+    settings = [Settings(models=(), dtype="float32", quantised="keep")]
+    sizes = Sizes(lambda: settings[0])
+    kept = sizes.replica(made, GIB)
+    assert kept == estimate(built, "float32", quantised="keep").total_bytes
+    card = ModelCard(str(built), [], "llama", 300, [])
+    ready = Ready(64, 64, 1, 16, "float32", GIB, 5 * GIB, 0, 16, 16, [], [], card)
+    sizes.learn(Replica(slot="m/0", role="worker", model=made, index=0, ready=ready))
+    assert sizes.is_measured(made)
+    assert sizes.replica(made, GIB) > 5 * GIB
+    settings[0] = replace(settings[0], quantised="expand")
+    assert not sizes.is_measured(made)
+    assert kept < sizes.replica(made, GIB) < GIB
