@@ -60,7 +60,8 @@ class Reload:
     ) -> Reply:
         core = self._core
         async with self._one:
-            with _reloading(source.told):
+            # READY=1 ends it, which must not be said while the fleet still starts.
+            with _reloading(source.told) if core.serving else contextlib.nullcontext():
                 try:
                     after = await asyncio.to_thread(source.read)
                 except UserError as error:

@@ -1,5 +1,6 @@
 """`ctl reload` and SIGHUP on a real fleet with fake workers."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -13,9 +14,14 @@ from typing import Any, cast
 import pytest
 from support.supervisor_up import Stream, Up, gone, status_of, wait_for
 
+from mlxhost.supervisor.errors import UserError
 from mlxhost.supervisor.modelspec import Model as ModelSpec
+from mlxhost.supervisor.notify import READY
 from mlxhost.supervisor.reload import Reload
+from mlxhost.supervisor.settings import Settings
+from mlxhost.supervisor.source import Source
 from mlxhost.supervisor.state import new_fleet
+from mlxhost.wire.control import Ctl
 
 
 @pytest.fixture
@@ -204,3 +210,18 @@ def test_reloaded_weights_stay_what_they_are() -> None:
     assert (model.spec.path, model.spec.priority) == (Path("/checkpoint"), 3)
     reload._change(model, replace(spec, path=Path("/new")), ("path",))
     assert model.spec.path == Path("/new")
+
+
+@pytest.mark.parametrize(("serving", "told"), [(False, []), (True, ["RELOADING=1", READY])])
+def test_a_reload_while_the_fleet_starts_does_not_call_it_ready(serving: bool, told: list[str]) -> None:
+    """A service manager hears of reloads only once it has heard that the fleet serves."""
+
+    def read() -> Settings:
+        raise UserError("a mistake")
+
+    heard: list[str] = []
+    manager = SimpleNamespace(reloading=lambda: heard.append("RELOADING=1"), tell=heard.append)
+    core = cast(Any, SimpleNamespace(serving=serving))
+    reload = Reload(core, cast(Any, None), cast(Any, None), Source(read, cast(Any, manager)))
+    reply = asyncio.run(reload.run(b"", Ctl("1", "reload")))
+    assert (reply.code, heard) == ("invalid", told)
