@@ -30,13 +30,18 @@ log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 
+# A call that waits gives up this long before its deadline, so that the answer is in time.
+_MARGIN_S = 0.5
+
 
 @dataclass(slots=True)
 class Deferred:
-    """A call that waits until nothing runs; `told` is the count its caller heard of last."""
+    """A call that waits until nothing runs, or until `end` (monotonic), when its caller gives up; `told` is
+    the count that the caller heard of last."""
 
     ctl: Ctl
     act: Callable[[], Result]
+    end: float
     told: int = -1
 
 
@@ -104,6 +109,12 @@ class Operations:
             if running == 0:
                 self._forget(deferred)
                 self._run(deferred.ctl, deferred.act)
+            elif time.monotonic() > deferred.end:
+                # Done later it would be a surprise: nobody waits for it, nor hears of it.
+                over = "new ones wait until `resume`" if deferred.ctl.op == "pause" else "nothing was changed"
+                why = f"{running} requests still run after {deferred.ctl.deadline_s:g} s; {over}"
+                self._forget(deferred)
+                self._reply(deferred.ctl, CallError("failed", why))
             elif deferred.told != running:
                 deferred.told = running
                 news = News(deferred.ctl.call_id, f"waiting for {running} running", {"running": running})
@@ -142,7 +153,8 @@ class Operations:
         """`act` now if nothing runs, else once nothing does."""
         if self._engine.admission.running == 0:
             return act()
-        self._deferred.append(Deferred(ctl, act))
+        wait_s = max(ctl.deadline_s - _MARGIN_S, ctl.deadline_s / 2)
+        self._deferred.append(Deferred(ctl, act, time.monotonic() + wait_s))
         self._engine.holds.awaiting_quiet += 1
         return None
 

@@ -144,7 +144,7 @@ class Residence:
         return self._present
 
     def capacity(self, max_rows: int) -> Capacity:
-        """What `max_rows` rows (one, where the model does not batch) can hold: at least a short one, for which
+        """What `max_rows` rows (one, where the model does not batch) can hold: a short one at least, of which
         `note` then says so."""
         max_rows = 1 if self.one_at_a_time else max_rows
         context = self._config.context

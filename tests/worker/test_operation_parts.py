@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,35 @@ def test_no_setting_makes_rows_share_steps_that_their_model_cannot_share(
     first, second = (m for m in driver.messages if isinstance(m, Reply))
     assert (first.code, "does not batch" in first.message) == ("invalid", True)
     assert (second.code, second.result["max_rows"]) == ("ok", 1)
+
+
+@pytest.mark.parametrize("op", ["sleep", "reload_weights", "pause"])
+def test_a_call_that_nobody_waits_for_any_more_is_not_done_later(
+    op: str, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Something runs past the call's deadline: the answer says so in time, and what runs ends in peace."""
+    config = WorkerConfig("m", str(tiny_models["llama"]), dtype="float32")
+    residence = Residence(config, detect(), Lease(), lambda _: None)
+    loaded = residence.load().loaded
+    driver = Driver(loaded.model, loaded.vocab_size)
+    operations = Operations(
+        driver.engine, residence, driver, max_queued=9, open_for=lambda _: None, directory=tmp_path, label="m"
+    )
+    driver.add(1, [5, 6, 7], 400)
+    driver.tick(3)
+    operations.call(Ctl("1", op, "m", {}, deadline_s=0.1))
+    end = time.monotonic() + 60
+    while not (replies := [m for m in driver.messages if isinstance(m, Reply)]):
+        assert time.monotonic() < end
+        driver.tick()
+    assert not driver.results[1].terminals
+    assert (replies[0].code, "1 requests still run after 0.1 s" in replies[0].message) == ("failed", True)
+    assert driver.engine.mode is (Mode.PAUSING if op == "pause" else Mode.RUNNING)
+    while not driver.results[1].terminals:
+        driver.tick()
+    driver.tick(3)
+    assert [m for m in driver.messages if isinstance(m, Reply)] == replies
+    assert driver.engine.model is loaded.model
 
 
 def test_profile_figures(tmp_path: Path) -> None:
