@@ -66,7 +66,8 @@ def test_killed_amid_an_answer(up: Up, openai: OpenAI, sampling: dict[str, Any])
         got = answer.result(90)
     assert token_ids(got) == token_ids(undisturbed)
     assert got.choices[0].text == undisturbed.choices[0].text
-    assert got.usage is not None and undisturbed.usage is not None
+    assert got.usage is not None
+    assert undisturbed.usage is not None
     # How much of the prompt was cached differs.
     assert got.usage.prompt_tokens == undisturbed.usage.prompt_tokens
     assert got.usage.completion_tokens == undisturbed.usage.completion_tokens
