@@ -10,6 +10,7 @@ length.
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from mlxhost.wire import data
 from mlxhost.worker.errors import RowError
@@ -31,13 +32,13 @@ class Capacity:
     max_rows: int
     cost: KVCost
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens one row can ever have, prompt and output together."""
         room = self.cost.tokens(self.kv_bytes)
         return self.max_model_len if room is None else min(room, self.max_model_len)
 
-    @property
+    @cached_property
     def kv_tokens(self) -> int:
         """Tokens that all rows together can hold, at most."""
         if self.cost.per_token:

@@ -37,6 +37,7 @@ from mlxhost.worker.threads import CpuThreads
 
 _TRIM_AFTER_S = 0.3  # idle time before freed memory goes back to the system
 _SLEEPING_RETRY_S = 30.0
+_USE_S = 0.1  # how old the memory's figures may be while rows run
 _EXIT_S = 0.5  # of a shutdown's time, for what comes after the engine
 
 
@@ -91,6 +92,7 @@ class Engine:
         self.sessions = Sessions()
         self.calls: Calls | None = None  # set by who answers them
         self.memory: Memory | None = None  # set by who knows the model's costs
+        self._use, self._use_until = MemoryUse(), 0.0
         self._rows: dict[Key, Row] = {}
         self._last_seq: dict[str, int] = {}
         self._stop_at: float | None = None
@@ -140,7 +142,7 @@ class Engine:
             self.stepper.admit(only_begun=mode is Mode.PAUSING)
             self.threads.tune(mx.synchronize)
             self.stepper.step()
-        self.publish()
+        self._publish_step()
         if self.calls is not None:
             self.calls.settle()
 
@@ -266,7 +268,16 @@ class Engine:
 
     def publish(self) -> None:
         """Let the I/O thread have the figures of now."""
-        self._outlet.publish(self._status(self.memory.use() if self.memory else None))
+        self._use = self.memory.use() if self.memory else MemoryUse()
+        self._use_until = time.monotonic() + _USE_S
+        self._outlet.publish(self._status(self._use))
+
+    def _publish_step(self) -> None:
+        """As `publish`; between steps, what the memory is used for may be a little old."""
+        if self._has_work and time.monotonic() < self._use_until:
+            self._outlet.publish(self._status(self._use))
+        else:
+            self.publish()
 
     def _expire(self) -> None:
         """End rows whose deadline passed; all of them when the time to shut down has come."""
