@@ -19,7 +19,7 @@ from mlxhost.supervisor.leases.tenants import tenant
 from mlxhost.supervisor.leases.truth import held_bytes
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.residency.budget import budget_bytes, ram_bytes, working_set
-from mlxhost.supervisor.state import ALIVE, WAS_READY, Replica, State
+from mlxhost.supervisor.state import ALIVE, WAS_READY, Goal, Replica, State
 
 MEASURE_S = 2.0
 
@@ -131,6 +131,9 @@ class LeaseKeeper:
         )
         if now_at is Rung.DRAIN:
             replica.state = State.DRAINING
+            if replica.model.goal is Goal.SERVE and replica.held_bytes > self._budget():
+                # It would come to this again and again: from now on it is loaded when it is asked for.
+                replica.model.goal = Goal.STANDBY
             self._lifecycle.stop(replica, self._limits.patience_s[Rung.DRAIN])
             self._core.changed()
         elif now_at < Rung.DRAIN:

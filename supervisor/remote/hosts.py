@@ -284,16 +284,22 @@ class Hosts:
     def _lose(self, host: Host, reason: str) -> None:
         host.lost_at = time.monotonic()
         self._core.events.event("", f"{reason}; its streams end, and it may come back")
+        self._fail_calls(host)
         for replica in self._replicas(host):
-            self._core.calls.fail((replica.slot, replica.epoch))
             if replica.state in WAS_READY or replica.state in (State.STARTING, State.LOADING):
                 mirror.lose(replica, reason)
         self._core.changed()
 
+    def _fail_calls(self, host: Host) -> None:
+        """No answer will come to what its replicas were asked."""
+        lost = {(replica.slot, replica.epoch) for replica in self._replicas(host)}
+        for peer in lost:
+            self._core.calls.fail(peer)
+        self._calls = {call: peer for call, peer in self._calls.items() if peer not in lost}
+
     def _forget(self, host: Host) -> None:
         del self._hosts[host.name]
-        for replica in self._replicas(host):
-            self._core.calls.fail((replica.slot, replica.epoch))
+        self._fail_calls(host)
         mirror.forget(self._core.state, self._replicas(host))
         self._core.changed()
 

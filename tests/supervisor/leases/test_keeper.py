@@ -16,7 +16,7 @@ from mlxhost.supervisor.leases.shrink import Limits, Rung
 from mlxhost.supervisor.leases.truth import held_bytes
 from mlxhost.supervisor.modelspec import Model as ModelSpec
 from mlxhost.supervisor.settings import Settings
-from mlxhost.supervisor.state import FleetState, Replica, State, new_fleet
+from mlxhost.supervisor.state import FleetState, Goal, Replica, State, new_fleet
 
 MIB = 1 << 20
 LIMITS = Limits(dict.fromkeys(Rung, 0.05), slack_share=0.0, slack_bytes=0, calm_s=0.1)
@@ -69,6 +69,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def effects(model: Path) -> Effects:
     specs = (ModelSpec("a", model), ModelSpec("b", model))
     state = new_fleet(name="f", url="", routing="round-robin", models=specs, frontends=0)
+    for each in state.models.values():
+        each.goal = Goal.SERVE
     for pid, replica in enumerate(state.replicas(), start=1):
         replica.state, replica.greeted, replica.child = State.READY, True, cast(Any, Process(pid))
     return Effects(state, Settings(models=specs))
@@ -123,13 +125,15 @@ def test_leases_change_only_when_the_fleet_does(effects: Effects) -> None:
 
 
 def test_a_worker_over_its_lease_is_told_to_shrink_and_ended_at_last(effects: Effects) -> None:
-    """Clear the cache, drop prefixes, pause; then it is drained, and the other one is left alone."""
+    """Clear the cache, drop prefixes, pause; then it is drained, and the other one is left alone. As it holds
+    more than the whole budget, it is not started again before somebody asks for it."""
     next(processes(effects)).holds = 1 << 40
     run(keeper_of(effects), effects, lambda: effects.stopped)
     orders = [shrink for slot, shrink, _ in effects.sent if slot == "a/0"]
     assert orders == ["", "clear_cache", "drop_prefixes", "pause"]
     assert effects.stopped == ["a/0"]
     assert effects.state.models["a"].replicas[0].state is State.DRAINING
+    assert [m.goal for m in effects.state.models.values()] == [Goal.STANDBY, Goal.SERVE]
     assert [shrink for slot, shrink, _ in effects.sent if slot == "b/0"] == [""]
 
 
