@@ -37,12 +37,17 @@ def request(args: argparse.Namespace) -> Request:
 
 
 def flushed_text(result: dict[str, Any]) -> str:
-    """A line for each worker that answered with figures."""
+    """A row for each worker that answered with figures, a line for each that has none."""
     from mlxhost.supervisor.table import table
 
-    answers = result.get("replicas", {}).items()
-    rows = [_row(slot, answer["result"]) for slot, answer in answers if "durable" in answer["result"]]
-    return "\n".join(table([(*HEADER, *LAST_HEADERS), *rows])) if rows else ""
+    answers = {
+        slot: answer["result"]
+        for slot, answer in result.get("replicas", {}).items()
+        if answer.get("code", "ok") == "ok" or answer["result"]
+    }
+    rows = [_row(slot, figures) for slot, figures in answers.items() if "durable" in figures]
+    lines = table([(*HEADER, *LAST_HEADERS), *rows]) if rows else []
+    return "\n".join([*lines, *(f"{slot} flushed" for slot, f in answers.items() if "durable" not in f)])
 
 
 def _row(slot: str, figures: dict[str, Any]) -> tuple[str, ...]:
