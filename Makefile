@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PORT ?= 8080
 HOST ?= 127.0.0.1
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 ifeq ($(shell uname -s),Darwin)
 EXTRA ?=
 else ifneq ($(shell command -v nvidia-smi 2>/dev/null),)
@@ -21,7 +23,7 @@ demo: install
 	$(BIN)/mlxhost up --models demo --host $(HOST) --port $(PORT)
 
 test: dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: dev lint fast
 
@@ -31,7 +33,7 @@ lint: dev
 	$(BIN)/mypy
 
 fast: dev
-	$(BIN)/python -m pytest -m "not slow and not demo"
+	$(PYTEST) -m "not slow and not demo"
 
 fuzz: dev
 	$(BIN)/python tests/fuzz/run.py --frames 1000000

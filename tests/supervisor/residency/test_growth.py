@@ -35,7 +35,7 @@ def test_more_replicas_stay_within_the_budget(tmp_path: Path, llama: Path) -> No
         assert "nothing was changed: 3 replicas of a need" in refused.stderr
         file.write_text(text(2))
         up.ctl("reload")
-        assert resident(up) == "a"
+        wait_for(lambda: resident(up) == "a", 30, "both replicas of a, without b")
         assert [up.replica(slot)["state"] for slot in ("a/0", "a/1", "b/0")] == ["ready", "ready", "absent"]
         told = up.status()["residency"]
         assert told["charged_bytes"] <= told["budget_bytes"]
