@@ -38,7 +38,7 @@ class Terminal:
         self._hung_up = threading.Event()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_TERMINAL, str(ENTRY), "up", "--models", models, "--port", "0"],
-            # COLUMNS and LINES, which a parallel test run sets, would count for more than the terminal's size.
+            # COLUMNS and LINES, which parallel test runs set, count for more than the terminal's size.
             env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             | {
                 "MLXHOST_HOME": str(home),
