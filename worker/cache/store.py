@@ -53,7 +53,6 @@ class RecordStore:
         self.ram_bytes = self.spill_bytes = self.disk_bytes = 0
         self.demote_after_s = _DEMOTE_AFTER_S
         self.flushing = False
-        self.refused = 0  # writes that failed during the present flush
         self.on_read: Callable[[Record], None] = lambda record: None
         self.scanned = disk is None
         self._layout, self._disk = layout, disk
@@ -198,7 +197,7 @@ class RecordStore:
     def flush(self) -> None:
         """Write everything as fast as the disk takes it, what it refused before included; `flushed` tells
         when that is over."""
-        self.flushing, self.refused = self._disk is not None, 0
+        self.flushing = self._disk is not None
         self._skip.clear()
 
     @property
@@ -333,7 +332,6 @@ class RecordStore:
         self._writing -= 1
         if outcome.error:
             self.counters.failed += 1
-            self.refused += 1
             if self.flushing:
                 self._skip.add(record)
             self._retry_after = time.monotonic() + _RETRY_S
