@@ -11,14 +11,14 @@ import msgspec
 
 from mlxhost.supervisor.console import size
 from mlxhost.supervisor.core import Core
-from mlxhost.supervisor.errors import ModelError
-from mlxhost.supervisor.estimate.estimate import Estimate, estimate, machine_backend
+from mlxhost.supervisor.estimate.estimate import machine_backend
 from mlxhost.supervisor.leases.grant import Grant, Tenant, grant
 from mlxhost.supervisor.leases.shrink import LIMITS, Limits, Rung, Shrink, step
 from mlxhost.supervisor.leases.tenants import tenant
 from mlxhost.supervisor.leases.truth import held_bytes
 from mlxhost.supervisor.lifecycle import Lifecycle
 from mlxhost.supervisor.residency.budget import budget_bytes, ram_bytes, working_set
+from mlxhost.supervisor.residency.sizes import estimate_of
 from mlxhost.supervisor.state import ALIVE, WAS_READY, Goal, Replica, State
 
 MEASURE_S = 2.0
@@ -78,16 +78,7 @@ class LeaseKeeper:
 
     def _tenant(self, replica: Replica) -> Tenant:
         spec, settings = replica.model.spec, self._core.settings
-        estimated: Estimate | None
-        try:
-            estimated = estimate(
-                spec.path,
-                spec.dtype or settings.dtype,
-                spec.context or settings.context,
-                quantised=spec.quantised or settings.quantised,
-            )
-        except ModelError:
-            estimated = None  # its worker will say what is wrong with the files
+        estimated = estimate_of(spec, settings)
         return tenant(replica, estimated, spec.max_rows or settings.max_rows)
 
     def _lease(self, replica: Replica, granted: Grant) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlxhost.supervisor.errors import ModelError
-from mlxhost.supervisor.estimate.estimate import SERVING_CONTEXT, estimate
+from mlxhost.supervisor.estimate.estimate import SERVING_CONTEXT, Estimate, estimate
 from mlxhost.supervisor.modelspec import Model as ModelSpec
 from mlxhost.supervisor.settings import Settings
 from mlxhost.supervisor.state import Model, Replica
@@ -29,16 +29,24 @@ _Basis = tuple[Path, str, str, int]  # what a size depends on: files, dtype, qua
 Estimator = Callable[[ModelSpec, Settings], Size]
 
 
-def estimated(model: ModelSpec, settings: Settings) -> Size:
-    """From its files' headers. One that cannot be read is for its worker to report: it counts nothing."""
+def estimate_of(model: ModelSpec, settings: Settings) -> Estimate | None:
+    """From its files' headers, as its worker will be told to load them. None: they cannot be read, which its
+    worker will report."""
     try:
-        found = estimate(
+        return estimate(
             model.path,
             model.dtype or settings.dtype,
             model.context or settings.context,
             quantised=model.quantised or settings.quantised,
         )
     except ModelError:
+        return None
+
+
+def estimated(model: ModelSpec, settings: Settings) -> Size:
+    """Its size before it was ever loaded; one that cannot be estimated counts nothing."""
+    found = estimate_of(model, settings)
+    if found is None:
         return Size(0)
     return Size(found.total_bytes, found.transient_bytes, found.plans_own_memory)
 
